@@ -43,7 +43,7 @@ class _Lane:
 
 
 @dataclass(eq=False)
-class EpisodeRecorder:
+class RolloutRecorder:
     """Makes whole episodes of the rows of one actor; the rows of an episode that has not ended wait."""
 
     num_lanes: int
@@ -99,7 +99,7 @@ class EpisodeRecorder:
         )
 
 
-def record_episodes(actor: Actor, recorder: EpisodeRecorder) -> Iterator[RecordedEpisode]:
+def record_episodes(actor: Actor, recorder: RolloutRecorder) -> Iterator[RecordedEpisode]:
     """The episodes that an actor with a RecordingExplorer plays, without end."""
     explorer = actor.explorer
     if not isinstance(explorer, RecordingExplorer):

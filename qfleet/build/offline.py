@@ -45,7 +45,10 @@ def resolve_offline(plan: Plan, make: EnvMaker | None = None) -> tuple[Plan, lis
     plan = msgspec.structs.replace(
         plan, replay=msgspec.structs.replace(replay, path=dataset.place.url, version=dataset.version), until=until
     )
-    notes = [f"data set {dataset.version[:12]}: {num_steps:,} steps of split {replay.split}, {until.steps / num_steps:.1f} epochs"]
+    notes = [
+        f"data set {dataset.version[:12]}: {num_steps:,} steps of split {replay.split}, "
+        f"{until.steps / num_steps:.1f} epochs"
+    ]
     plan, more = choose_evaluation(plan, dataset, make)
     return plan, notes + more
 

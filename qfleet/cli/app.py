@@ -4,8 +4,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, Parameter
 
-from qfleet.cli import compare, completion, data, doctor, env, plan, results, runs, sync, training, workflow
+from qfleet.cli import compare, completion, doctor, env, plan, results, runs, sync, training
 from qfleet.cli.arguments import ABOUT, LOOK, PREPARE, TRAIN
+from qfleet.cli.offline import data, workflow
 from qfleet.cli.policies import evaluate, play
 
 
@@ -97,9 +98,7 @@ app.command(plan.app)
 app.command(plan.presets, group=PREPARE, help_epilogue="Example:\n  qfleet presets per")
 app.command(env.app)
 app.command(data.app)
-app.command(
-    workflow.workflow, group=TRAIN, help_epilogue="Example:\n  qfleet workflow examples/workflow_cartpole.toml"
-)
+app.command(workflow.workflow, group=TRAIN, help_epilogue="Example:\n  qfleet workflow examples/workflow_cartpole.toml")
 app.command(doctor.doctor, group=PREPARE, help_epilogue="Example:\n  qfleet doctor")
 app.command(completion.app)
 app.command(completion.install, name="--install-completion", group=ABOUT)

@@ -145,7 +145,7 @@ def make_batch_source(
 ) -> BatchSource:
     """The plan's source of batches."""
     if isinstance(plan.replay, DatasetReplay):
-        from qfleet.learn.dataset_source import make_dataset_source  # an extra, and most runs act
+        from qfleet.learn.offline.dataset_source import make_dataset_source  # an extra, and most runs act
 
         return make_dataset_source(plan, replay)
     normalization = NormalizationStatistics(learner.net, lanes, plan.algo.discount, clip=replay.n_step.clip)

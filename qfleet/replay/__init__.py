@@ -102,7 +102,6 @@ __all__ = [
     "Uniform",
     "frame_bytes",
     "make_cut",
-    "make_cut",
     "make_n_step",
     "make_replay",
     "queue_length",

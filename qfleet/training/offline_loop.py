@@ -16,9 +16,7 @@ class OfflineLoop:
         self.policy = components.policy
         self.latest_weights = LatestWeights()
         parts = (components.learner, components.batch_source, RolloutQueue(1), self.latest_weights)
-        self.learner = run_learner(
-            *parts, skipped=skipped, watch=watch or Stopwatch(), update=components.update
-        )
+        self.learner = run_learner(*parts, skipped=skipped, watch=watch or Stopwatch(), update=components.update)
         # At once: an evaluation may come before the first update.
         self.policy.load_weights(0, components.learner.weights())
 

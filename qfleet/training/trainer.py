@@ -51,7 +51,9 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.train_state = self.run_log.train_state
-        self.loop: InlineLoop | OfflineLoop | AsyncLoop | None = None  # made when training starts, and again after a recovery
+        self.loop: InlineLoop | OfflineLoop | AsyncLoop | None = (
+            None  # made when training starts, and again after a recovery
+        )
         self.sync_control = None if self.components.peers is None else self.make_sync_control()
         self.callbacks = self.make_callbacks() if self.callback_objects else None
         self.saver = Saver(self.components, self.checkpointer, self.run_log, self.callbacks)

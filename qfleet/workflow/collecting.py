@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qfleet.act import Actor, Policy
-from qfleet.act.recording import EpisodeRecorder, RecordingExplorer, record_episodes
+from qfleet.act.recording import RecordingExplorer, RolloutRecorder, record_episodes
 from qfleet.api import load
 from qfleet.build.make import make_policy, policy_spec
 from qfleet.build.resolve import resolve, usable_device
 from qfleet.build.seeds import EXPLORE, stream
+from qfleet.build.threads import torch_threads
 from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec, World
 from qfleet.datasets.format import Description, RecordedEpisode, Setting, spec_columns, write_dataset
@@ -63,7 +64,7 @@ def collect(
 ) -> str:
     """Write whole episodes until there are so many episodes or steps; returns the version of the data set."""
     require_amount(episodes, steps)
-    with closing(make_train_world(plan)) as world:
+    with torch_threads(1), closing(make_train_world(plan)) as world:
         description = Description(plan.env.id, world.spec, spec_columns(world.spec), world.spaces)
         played = limited(record(plan, world, behaviour, episodes, trust_env), episodes, steps, show)
         settings: dict[str, Setting] = {"made_by": "collect", "behaviour": behaviour.name, "seed": plan.seed}
@@ -78,7 +79,7 @@ def record(
     policy = behaviour_policy(plan, world.spec, behaviour, trust_env)
     explorer = RecordingExplorer(behaviour.epsilon, world.spec.actions)
     actor = Actor(world, policy, explorer, stream(plan.seed, EXPLORE))
-    recorder = EpisodeRecorder(world.num, str(plan.seed), plan.seed, plan.env.id, behaviour.name, episodes)
+    recorder = RolloutRecorder(world.num, str(plan.seed), plan.seed, plan.env.id, behaviour.name, episodes)
     return record_episodes(actor, recorder)
 
 

@@ -51,6 +51,6 @@ def read_workflow(file: str | Path) -> WorkflowPlan:
         raise UsageError(
             f"{file} has {'neither' if plan.data is None else 'both'} `data` and a table [collect]",
             "A workflow begins with one data set: one that is there, or one that it collects.",
-            "Write data = \"path\", or a table [collect].",
+            'Write data = "path", or a table [collect].',
         )
     return plan

@@ -12,7 +12,7 @@ from qfleet.files import replace_inside
 
 WIDTH = 640
 HEIGHT = 200
-STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: 1rem 0 }
 th, td { text-align: left; padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px solid #ccc }
 svg { max-width: 100%; height: auto } polyline { fill: none; stroke: #1a5fb4; stroke-width: 2 }

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,13 +22,14 @@ from qfleet.files import is_file
 from qfleet.plan.compose import compose_tables
 from qfleet.plan.schema import Plan
 from qfleet.run_object import Run
-from qfleet.watch import read_json
+from qfleet.watch import find_run, read_json
 from qfleet.workflow.collecting import collect, parse_behaviour
 from qfleet.workflow.plan import WorkflowPlan
 from qfleet.workflow.report import write_report
 
 HASH_CHARS = 12
 Say = Callable[[str], object]
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -40,7 +41,7 @@ class Workflow:
     say: Say
     stages: list[dict[str, Any]] = field(default_factory=list)
 
-    def do(self, name: str, inputs: Any, work: Callable[[str], tuple[Any, bool]]) -> Any:
+    def do(self, name: str, inputs: Any, work: Callable[[str], tuple[Result, bool]]) -> Result:
         """Do a stage; `work` gets the hash of its inputs, and returns its result and whether it was there already."""
         key = hash_of({"stage": name, "inputs": inputs})
         began = time.monotonic()
@@ -59,9 +60,7 @@ class Workflow:
         plan = compose_tables({"env": {"id": self.plan.env}, "seed": stage.seed}, "workflow").plan
 
         def work(url: str) -> None:
-            from qfleet.watch import find_run
-
-            behaviour = parse_behaviour(stage.policy, None, lambda text: find_run(text))
+            behaviour = parse_behaviour(stage.policy, None, find_run)
             collect(plan, url, behaviour, episodes=stage.episodes, steps=stage.steps)
 
         return self.do("collect", inputs, lambda key: self.made(f"collected-{key}", work))

@@ -32,7 +32,9 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def require_fit(self) -> None:
         """Refuse a column that no reader could hold; ValueError."""
         if not 0 < math.prod(self.shape) <= MAX_VALUES:
-            raise ValueError(f"{self.name} has {math.prod(self.shape):,} values per row, 1 to {MAX_VALUES:,} are allowed")
+            raise ValueError(
+                f"{self.name} has {math.prod(self.shape):,} values per row, 1 to {MAX_VALUES:,} are allowed"
+            )
 
 
 Columns: TypeAlias = Annotated[tuple[Column, ...], Meta(min_length=1, max_length=MAX_PARTS)]

@@ -64,7 +64,11 @@ def episode_problems(episode: RecordedEpisode) -> list[str]:
         lengths["probability"] = len(episode.probability)
     if episode.mask is not None:
         lengths["mask"] = len(episode.mask) - 1
-    problems = [f"{name} belongs to {length} steps, and there are {num} actions" for name, length in lengths.items() if length != num]
+    problems = [
+        f"{name} belongs to {length} steps, and there are {num} actions"
+        for name, length in lengths.items()
+        if length != num
+    ]
     if num == 0:
         problems.append("it has no steps")
     if not np.isfinite(episode.reward).all():

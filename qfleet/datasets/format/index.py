@@ -29,8 +29,8 @@ def index_schema() -> Any:
     """The Arrow schema of the index."""
     pa = require_arrow()
     text = pa.string()
-    kinds = (text, text, pa.int32(), pa.int64(), pa.int64(), pa.float64(), pa.bool_(), pa.bool_(), pa.int64())
-    kinds += (text, text, text, text)
+    kinds = [text, text, pa.int32(), pa.int64(), pa.int64(), pa.float64(), pa.bool_(), pa.bool_(), pa.int64()]
+    kinds += [text] * 4
     named = zip(fields(IndexRow), kinds, strict=True)
     return pa.schema([pa.field(each.name, kind, each.name == "seed") for each, kind in named])
 

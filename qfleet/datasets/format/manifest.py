@@ -23,7 +23,9 @@ MAX_FILES = 1_000_000
 
 Split: TypeAlias = Literal["all", "train", "validation", "test"]
 Sha256: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-FileName: TypeAlias = Annotated[str, Meta(max_length=120, pattern=r"\A(?:data/)?[a-z0-9][a-z0-9-]*\.(?:parquet|json)\Z")]
+FileName: TypeAlias = Annotated[
+    str, Meta(max_length=120, pattern=r"\A(?:data/)?[a-z0-9][a-z0-9-]*\.(?:parquet|json)\Z")
+]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Setting: TypeAlias = str | int | float | bool | None
 

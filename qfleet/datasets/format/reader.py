@@ -102,7 +102,9 @@ class Dataset:
         for number, episode in enumerate(self._bare(file)):
             row = known[number] if number < len(known) else None
             if row is None or row.id != episode.id:
-                raise damaged(self.place, file.name, f"the index does not list its episode {episode.id!r} in this place")
+                raise damaged(
+                    self.place, file.name, f"the index does not list its episode {episode.id!r} in this place"
+                )
             yield replace(episode, seed=row.seed, env_id=row.world, behaviour=row.behaviour)
         if number + 1 < len(known):
             raise damaged(self.place, file.name, f"it lacks the episode {known[number + 1].id!r} of the index")

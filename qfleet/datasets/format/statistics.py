@@ -61,7 +61,7 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
 
 
 class Statistics(msgspec.Struct, forbid_unknown_fields=True):
-    """Statistics of some episodes: observations by column, rewards, returns, lengths, and how often an action was taken."""
+    """Statistics of some episodes: observations by column, rewards, returns, lengths, and counts of actions."""
 
     observations: dict[str, Moments]
     reward: Moments

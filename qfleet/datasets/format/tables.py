@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ def episode_table(episode: RecordedEpisode, layout: Layout) -> Any:
         pa.array(_padded(episode.reward, np.float64), mask=none),
         pa.array(last & episode.terminated, mask=none),
         pa.array(last & episode.truncated, mask=none),
-        pa.array(_padded(np.zeros(num) if episode.probability is None else episode.probability, np.float64), mask=unknown),
+        pa.array(
+            _padded(np.zeros(num) if episode.probability is None else episode.probability, np.float64), mask=unknown
+        ),
     ]
     columns += [_binary(episode.observations[each.name], each.dtype, each.num_bytes) for each in layout.observations]
     if layout.masked:
@@ -93,7 +96,7 @@ class StepRows:
         found = []
         if not len(self.t) or starts[0] != 0:
             return ["its rows do not begin with the first row of an episode"]
-        for begin, end in zip(starts, starts[1:], strict=False):
+        for begin, end in pairwise(starts):
             name = repr(self.episode[begin])
             if len(set(self.episode[begin:end])) > 1 or (self.t[begin:end] != np.arange(end - begin)).any():
                 found.append(f"the rows of episode {name} are not in order")
@@ -106,7 +109,7 @@ class StepRows:
     def episodes(self, env_id: str = "") -> list[RecordedEpisode]:
         """The episodes of these rows."""
         starts = self.starts()
-        return [self._one(begin, end, env_id) for begin, end in zip(starts, starts[1:], strict=False)]
+        return [self._one(begin, end, env_id) for begin, end in pairwise(starts)]
 
     def _one(self, begin: int, end: int, env_id: str) -> RecordedEpisode:
         steps = slice(begin, end - 1)
@@ -130,13 +133,14 @@ def read_rows(table: Any, layout: Layout) -> StepRows:
         raise ValueError(f"its columns are not those of the manifest: {', '.join(table.schema.names)[:200]}")
     columns = {name: _one_chunk(table.column(name)) for name in table.schema.names}
     last = np.asarray(columns["action"].is_null().to_numpy(zero_copy_only=False))
+    filled: dict[str, Any] = {name: _numbers(columns[name], fill) for name, fill in _FILLS.items()}
     return StepRows(
-        columns["episode"].to_pylist(),
-        columns["t"].to_numpy(),
-        *(_numbers(columns[name], fill) for name, fill in _FILLS.items()),
-        last,
-        {each.name: _arrays(columns[each.name], each.dtype, each.shape) for each in layout.observations},
-        _arrays(columns[MASK], "bool", (layout.num_actions,)) if layout.masked else None,
+        episode=columns["episode"].to_pylist(),
+        t=columns["t"].to_numpy(),
+        last=last,
+        observations={each.name: _arrays(columns[each.name], each.dtype, each.shape) for each in layout.observations},
+        mask=_arrays(columns[MASK], "bool", (layout.num_actions,)) if layout.masked else None,
+        **filled,
     )
 
 
@@ -156,6 +160,7 @@ def _arrays(column: Any, dtype: str, shape: tuple[int, ...]) -> Array:
     width = column.type.byte_width
     data = memoryview(column.buffers()[1])[column.offset * width : (column.offset + len(column)) * width]
     if dtype == "bool":
-        return np.frombuffer(data, np.uint8).reshape(len(column), *shape) != 0
-    found = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+        flags: Array = np.frombuffer(data, np.uint8).reshape(len(column), *shape) != 0
+        return flags
+    found: Array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
     return found.astype(dtype, copy=False).reshape(len(column), *shape)

@@ -140,8 +140,8 @@ class EpisodeWriter:
         steps = sum(episode.num_steps for episode, _, _ in file.index)
         entry = msgspec.structs.replace(entry, rows=file.rows, episodes=len(file.index), steps=steps, split=split)
         rows = [_index_row(episode, name, group, row, split, self.description) for episode, group, row in file.index]
-        statistics = {} if file.statistics is None else {split: file.statistics}
-        self.written.add(WrittenFiles([entry], rows, dict(statistics)))
+        statistics: dict[str, Statistics] = {} if file.statistics is None else {split: file.statistics}
+        self.written.add(WrittenFiles([entry], rows, statistics))
 
 
 def _open_file(layout: Layout) -> _OpenFile:

@@ -36,7 +36,11 @@ def validate_dataset(dataset: Dataset, show: Callable[[int, int], object] = lamb
 def index_problems(dataset: Dataset) -> list[Problem]:
     """Is every episode listed once, in a file that the manifest lists?"""
     names = {file.name: file for file in dataset.manifest.files}
-    found = [Problem(id, "two episodes have this id") for id, num in Counter(row.id for row in dataset.index).items() if num > 1]
+    found = [
+        Problem(id, "two episodes have this id")
+        for id, num in Counter(row.id for row in dataset.index).items()
+        if num > 1
+    ]
     for row in dataset.index:
         file = names.get(row.file)
         if file is None:

@@ -5,7 +5,7 @@ prepare that was killed and is started again writes the same files again; the ma
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from qfleet.datasets.format import (
@@ -13,6 +13,7 @@ from qfleet.datasets.format import (
     DataFile,
     Dataset,
     EpisodeWriter,
+    Setting,
     WrittenFiles,
     describe,
     publish,
@@ -28,7 +29,7 @@ from qfleet.errors import UsageError
 class PreparePlan:
     """What is done with every episode."""
 
-    splits: SplitRule = SplitRule()
+    splits: SplitRule = field(default_factory=SplitRule)
     file_bytes: int = FILE_BYTES
 
 
@@ -58,7 +59,8 @@ def prepare_dataset(
         written.add(result)
         show(done, len(inputs))
     require_train(dataset, written, plan)
-    settings = {"made_by": "prepare", "split": str(plan.splits), "salt": plan.splits.salt, "file_bytes": plan.file_bytes}
+    settings: dict[str, Setting] = {"made_by": "prepare", "split": str(plan.splits), "salt": plan.splits.salt}
+    settings["file_bytes"] = plan.file_bytes
     return publish(target, describe(dataset.manifest), written, settings, source=dataset.version)
 
 

@@ -40,10 +40,10 @@ def parse_split(text: str, salt: str = "qfleet") -> SplitRule:
     """The rule of a text such as 80/10/10."""
     found = _SHARES.fullmatch(text)
     shares = [int(part) for part in found.groups()] if found else []
-    if sum(shares) != 100 or shares[0] == 0:
+    if len(shares) != 3 or sum(shares) != 100 or shares[0] == 0:
         raise UsageError(
             f"--split {text} is no split",
             "It has the percentages of train, validation and test, which make 100 together; train is above 0.",
             "Example: --split 80/10/10",
         )
-    return SplitRule(*shares, salt)
+    return SplitRule(shares[0], shares[1], shares[2], salt)

@@ -13,7 +13,7 @@ from qfleet.plan.validate.rules import RULES
 
 
 def _refuse_pairs(case: Case) -> None:
-    """Raise for the first entry of `pairs.PAIRS`, `offline.OFFLINE_PAIRS` or `no_effect.NO_EFFECT` that applies to the plan."""
+    """Raise for the first entry of `PAIRS`, `OFFLINE_PAIRS` or `NO_EFFECT` that applies to the plan."""
     for pair in (*PAIRS, *OFFLINE_PAIRS):
         if pair.when(case.plan):
             message = f"{case.named(pair.first)} does not go with {case.named(pair.second)}"

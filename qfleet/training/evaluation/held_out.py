@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,10 +10,10 @@ import torch
 from qfleet.act import Policy
 from qfleet.build.components import Components
 from qfleet.build.offline import open_plan_dataset
-from qfleet.data import Batch
+from qfleet.data import Array, Batch
 from qfleet.datasets.format import Dataset, Split
 from qfleet.learn import Learner
-from qfleet.learn.shards import Shard, ShardCache
+from qfleet.learn.offline.shards import DataShard, ShardCache
 from qfleet.plan.schema import DatasetReplay
 from qfleet.qlearn import Tensors
 from qfleet.replay import StepCut, make_n_step
@@ -42,9 +43,7 @@ class HeldOutEvaluator:
         """The errors on the same validation episodes each time; None if `stop` interrupted it."""
         return self.evaluate("validation", policy, self.components.plan.eval.episodes, stop)
 
-    def test(
-        self, policy: Policy, episodes: int | None = None, stop: Callable[[], bool] = lambda: False
-    ) -> Row | None:
+    def test(self, policy: Policy, episodes: int | None = None, stop: Callable[[], bool] = lambda: False) -> Row | None:
         """The errors on test episodes; None if `stop` interrupted it."""
         return self.evaluate("test", policy, episodes or self.components.plan.eval.test_episodes, stop)
 
@@ -78,7 +77,7 @@ class HeldOutEvaluator:
             self.caches[split] = ShardCache(self.dataset, files, self.components.spec, settings.cache_bytes)
         return self.caches[split]
 
-    def mean_error(self, policy: Policy, shard: Shard, items: np.ndarray) -> float:
+    def mean_error(self, policy: Policy, shard: DataShard, items: Array) -> float:
         """The mean absolute TD error of an episode."""
         cut = StepCut(self.components.plan.algo.n_step)
         n_step = make_n_step(self.components.plan)
@@ -94,20 +93,18 @@ class HeldOutEvaluator:
         learner = self.components.learner
         if not isinstance(learner, Learner):
             raise TypeError("a population does not learn from a data set")
-        names = [name for name in Batch.__slots__ if name != "ids"]
-        arrays = {name: getattr(batch, name) for name in names}
-        fields = {
-            name: None if array is None else torch.from_numpy(array).to(learner.device) for name, array in arrays.items()
-        }
+        fields: dict[str, Any] = {}
+        for name in Batch.__slots__:
+            array = getattr(batch, name)
+            if name != "ids":
+                fields[name] = None if array is None else torch.from_numpy(array).to(learner.device)
         net = policy.net
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-            _, error, _ = learner.compute_loss(
-                learner.head, learner.rule, learner.view, net, net, Tensors(**fields)
-            )
+            _, error, _ = learner.compute_loss(learner.head, learner.rule, learner.view, net, net, Tensors(**fields))
         return error.cpu()
 
 
-def episode_items(shard: Shard) -> list[np.ndarray]:
+def episode_items(shard: DataShard) -> list[Array]:
     """The items of every episode of a shard."""
     ends = np.flatnonzero(np.diff(shard.items) > 1) + 1
     return np.split(shard.items, ends)

@@ -17,7 +17,7 @@ from qfleet.replay import Store
 
 
 @dataclass(eq=False)
-class Shard:
+class DataShard:
     """One data file: its rows, and the item of every transition."""
 
     store: Store
@@ -29,12 +29,12 @@ class Shard:
         return self.store.rows * self.store.row_bytes + self.items.nbytes
 
 
-def load_shard(dataset: Dataset, file: DataFile, spec: Spec) -> Shard:
+def load_shard(dataset: Dataset, file: DataFile, spec: Spec) -> DataShard:
     """Decode a data file."""
     store = Store(spec, 1, file.rows)
     for rows in dataset.rows(file):
         store.write(as_rollout(dataset, rows, spec), 0, len(rows.t))
-    return Shard(store, np.flatnonzero(~store.last[:, 0]))
+    return DataShard(store, np.flatnonzero(~store.last[:, 0]))
 
 
 def as_rollout(dataset: Dataset, rows: StepRows, spec: Spec) -> Rollout:
@@ -81,9 +81,9 @@ class ShardCache:
     spec: Spec
     max_bytes: int
     num_loads: int = 0
-    shards: OrderedDict[int, Shard] = field(default_factory=OrderedDict)
+    shards: OrderedDict[int, DataShard] = field(default_factory=OrderedDict)
 
-    def shard(self, number: int) -> Shard:
+    def shard(self, number: int) -> DataShard:
         """The shard with this number, loaded if it is not in memory."""
         if number in self.shards:
             self.shards.move_to_end(number)

@@ -1,9 +1,11 @@
 """Batches from a data set, in epochs: every transition is used once per epoch. Shapes: N items.
 
-Nothing acts. The source's clock is the number of transitions it has given away: `steps` of the run, and the whole state.
+Nothing acts. The source's clock is the number of transitions it has given away: that is `steps` of the run, and the
+whole state.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from qfleet.data.state_reader import saved_count
 from qfleet.datasets.epochs import EpochOrder
 from qfleet.datasets.format import Dataset, open_dataset
 from qfleet.errors import UsageError
-from qfleet.learn.shards import ShardCache
+from qfleet.learn.offline.shards import ShardCache
 from qfleet.plan.schema import DatasetReplay, Plan
 from qfleet.replay import NStepReturn, Replay, StepCut, Store, make_n_step
 
@@ -78,7 +80,7 @@ class DatasetSource:
 
 def joined(parts: list[Batch], order: Array) -> Batch:
     """Several batches as one, whose items are then taken in this order."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for name in Batch.__slots__:
         values = [getattr(part, name) for part in parts]
         fields[name] = None if values[0] is None else np.concatenate(values)[order]

@@ -102,7 +102,9 @@ def inspect(url: Url, /, *, json: Json = False) -> int:
         echo_json(found)
         return 0
     echo(f"data set {found['url']}", f"version {found['version']}")
-    echo(f"{found['environment']} · {found['episodes']:,} episodes · {found['steps']:,} steps · {found['bytes']:,} bytes")
+    echo(
+        f"{found['environment']} · {found['episodes']:,} episodes · {found['steps']:,} steps · {found['bytes']:,} bytes"
+    )
     echo(f"made with {', '.join(f'{name}={value}' for name, value in found['settings'].items())}")
     header = ("split", "episodes", "steps", "return", "deviation", "length", "actions")
     echo_table([_split_row(name, each) for name, each in found["splits"].items()], header)
@@ -134,7 +136,8 @@ def validate(url: Url, /, *, json: Json = False) -> int:
             "Copy the data set again from its origin, or make it again.",
         )
     if not json:
-        echo(f"ok: {dataset.manifest.num_episodes:,} episodes in {len(dataset.files()):,} files, version {dataset.version}")
+        manifest = dataset.manifest
+        echo(f"ok: {manifest.num_episodes:,} episodes in {len(manifest.files):,} files, version {dataset.version}")
     return 0
 
 
