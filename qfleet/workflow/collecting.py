@@ -13,10 +13,10 @@ from qfleet.build.make import make_policy, policy_spec
 from qfleet.build.resolve import resolve, usable_device
 from qfleet.build.seeds import EXPLORE, stream
 from qfleet.build.threads import torch_threads
-from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec, World
 from qfleet.datasets.format import Description, RecordedEpisode, Setting, spec_columns, write_dataset
 from qfleet.datasets.storage import open_place
+from qfleet.envs import TRAIN, make_world
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan
 
@@ -64,12 +64,17 @@ def collect(
 ) -> str:
     """Write whole episodes until there are so many episodes or steps; returns the version of the data set."""
     require_amount(episodes, steps)
-    with torch_threads(1), closing(make_train_world(plan)) as world:
+    with torch_threads(1), closing(make_playing_world(plan)) as world:
         description = Description(plan.env.id, world.spec, spec_columns(world.spec), world.spaces)
         played = limited(record(plan, world, behaviour, episodes, trust_env), episodes, steps, show)
         settings: dict[str, Setting] = {"made_by": "collect", "behaviour": behaviour.name, "seed": plan.seed}
         settings |= {"num_envs": plan.env.num, "episodes": episodes, "steps": steps}
         return write_dataset(open_place(url), description, played, settings)
+
+
+def make_playing_world(plan: Plan) -> World:
+    """The environment itself, also of a run that learned from a data set."""
+    return make_world(plan.env, seed=plan.seed, stream=TRAIN)
 
 
 def record(

@@ -49,7 +49,7 @@ def read_workflow(file: str | Path) -> WorkflowPlan:
         ) from error
     if (plan.data is None) == (plan.collect is None):
         raise UsageError(
-            f"{file} has {'neither' if plan.data is None else 'both'} `data` and a table [collect]",
+            f"{file} has {'neither `data` nor' if plan.data is None else 'both `data` and'} a table [collect]",
             "A workflow begins with one data set: one that is there, or one that it collects.",
             'Write data = "path", or a table [collect].',
         )

@@ -1,5 +1,6 @@
 """Statistics that can be merged: of two parts they give those of the whole."""
 
+import math
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -33,7 +34,7 @@ class Moments(msgspec.Struct, forbid_unknown_fields=True):
 
 def moments_of(values: Array) -> Moments:  # [N, ...]
     """The moments of N values, element by element; of large ones, of all elements together."""
-    flat = values.reshape(len(values), -1).astype(np.float64)
+    flat = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     if flat.shape[1] > MAX_ELEMENTS:
         flat = flat.reshape(-1, 1)
     finite = np.isfinite(flat)
