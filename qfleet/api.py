@@ -15,7 +15,6 @@ from qfleet.build.custom_parts import CustomParts, as_env_maker, given_parts, re
 from qfleet.build.memory_check import estimate
 from qfleet.build.resolve import usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
-from qfleet.data import World
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import AnyEnv
 from qfleet.given_plan import as_plan, checked, open_plan, require_ahead, require_whole_run, with_steps
@@ -184,15 +183,6 @@ def resume(
     return Run(folder, plan, components.policy, custom_parts.eval_maker)
 
 
-def shown_world(plan: Plan, make: EnvMaker | None) -> World:
-    """A world that shows the spaces of a run: its own, or if that is not installed the recorded one."""
-    if plan.eval.on == "data":
-        return make_train_world(plan, make)
-    from qfleet.training.evaluator import Evaluator
-
-    return Evaluator(plan, make).world(0, 1)
-
-
 def load_ended(folder: Path, parts: CustomParts) -> Run:
     """A run that has ended in another process: with its best weights if it is done, else with its latest."""
     ended = read_json(folder / "status.json").get("state")
@@ -247,6 +237,8 @@ def load(
     Returns:
         The run, ready to act and to be evaluated.
     """
+    from qfleet.training.evaluator import shown_world
+
     folder = find_run(path, out)
     make = as_env_maker("env", env)
     plan = open_plan(folder, make, trust_env)

@@ -36,6 +36,15 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads, info=plan.log.info)
 
 
+def resolve_data(plan: Plan, make: EnvMaker | None) -> tuple[Plan, list[str]]:
+    """The plan with what its data set decides, and notes about it; other plans as they are."""
+    if not learns_from_data(plan):
+        return plan, []
+    from qfleet.build.offline import resolve_offline  # an extra
+
+    return resolve_offline(plan, make)
+
+
 def world_threads(plan: Plan, num: int) -> int:
     """Threads of a native world with `num` lanes: every core, if no updates are made while it steps."""
     alone = isinstance(plan.runtime, InlineRuntime) and not isinstance(plan.replay, BufferReplay)

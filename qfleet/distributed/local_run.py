@@ -13,7 +13,7 @@ from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import choose_machine_settings, require_device, resolve
 from qfleet.build.threads import operation_threads, torch_threads
-from qfleet.build.worlds import EnvMaker, make_train_world
+from qfleet.build.worlds import EnvMaker, make_train_world, resolve_data
 from qfleet.data import Spec, World
 from qfleet.distributed.starting_weights import load_weights_from
 from qfleet.envs import VALIDATION, make_world
@@ -186,16 +186,12 @@ def prepare_components(
     recorded = record_parts(plan, custom_parts)
     replaced = replaced_settings(plan, recorded)
     plan = resolve(recorded, world.spec)
-    offline_notes: list[str] = []
-    if learns_from_data(plan):
-        from qfleet.build.offline import resolve_offline  # an extra
-
-        plan, offline_notes = resolve_offline(plan, custom_parts.eval_maker)
+    plan, data_notes = resolve_data(plan, custom_parts.eval_maker)
     require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
     components = make_components_here(plan, world, custom_parts, endpoint)
-    components.notes = [*getattr(world, "notes", ()), *replaced, *offline_notes, *notes, *components.notes]
+    components.notes = [*getattr(world, "notes", ()), *replaced, *data_notes, *notes, *components.notes]
     components.inexact_reasons = inexact_reasons
     with ExitStack() as close_on_error:
         close_on_error.callback(components.close)

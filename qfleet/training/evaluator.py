@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qfleet.act import EvaluationResult, Policy, evaluate_policy, num_eval_lanes
 from qfleet.build.components import Components
-from qfleet.build.worlds import EnvMaker
+from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.data import World
 from qfleet.envs import TEST, VALIDATION, make_world
 from qfleet.errors import NoCheckpointError
@@ -68,6 +68,11 @@ class Evaluator:
         if self.validation is not None:
             self.validation.close()
             self.validation = None
+
+
+def shown_world(plan: Plan, make: EnvMaker | None) -> World:
+    """A world that shows the spaces of a run: its own, or if that is not installed the recorded one."""
+    return make_train_world(plan, make) if plan.eval.on == "data" else Evaluator(plan, make).world(0, 1)
 
 
 def evaluation(split: str, played: EvaluationResult, info: Sequence[str] = ()) -> Row:

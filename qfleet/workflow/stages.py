@@ -19,7 +19,7 @@ from qfleet.datasets.inspect import summarize_dataset, validate_dataset
 from qfleet.datasets.prepare import PreparePlan, parse_split, prepare_dataset
 from qfleet.errors import StorageError
 from qfleet.files import is_file
-from qfleet.plan.compose import compose_tables
+from qfleet.plan.compose import compose
 from qfleet.plan.schema import Plan
 from qfleet.run_object import Run
 from qfleet.watch import find_run, read_json
@@ -28,6 +28,7 @@ from qfleet.workflow.plan import WorkflowPlan
 from qfleet.workflow.report import write_report
 
 HASH_CHARS = 12
+WORKFLOW = "workflow"  # how messages name the file
 Say = Callable[[str], object]
 Result = TypeVar("Result")
 
@@ -57,7 +58,7 @@ class Workflow:
         if stage is None:
             return self.do("open", self.plan.data, lambda key: (open_dataset(str(self.plan.data)), True))
         inputs = {"env": self.plan.env, "collect": msgspec.to_builtins(stage)}
-        plan = compose_tables({"env": {"id": self.plan.env}, "seed": stage.seed}, "workflow").plan
+        plan = compose(file=WORKFLOW, tables={"env": {"id": self.plan.env}, "seed": stage.seed}).plan
 
         def work(url: str) -> None:
             behaviour = parse_behaviour(stage.policy, None, find_run)
@@ -117,7 +118,7 @@ class Workflow:
         tables = dict(self.plan.learn)
         tables["env"] = {**tables.get("env", {}), "id": self.plan.env}
         tables["replay"] = {**tables.get("replay", {}), "type": "dataset", "path": dataset.place.url}
-        return compose_tables(tables, "workflow").plan
+        return compose(file=WORKFLOW, tables=tables).plan
 
 
 def run_workflow(plan: WorkflowPlan, folder: Path, say: Say = lambda text: None) -> dict[str, Any]:

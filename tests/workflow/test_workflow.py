@@ -109,6 +109,15 @@ def test_code_that_the_file_names_is_not_run(tmp_path: Path, capsys: pytest.Capt
     assert "names code to run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_example_learns_from_random_play(tmp_path: Path) -> None:
+    report = run_workflow(read_workflow(ROOT / "examples/workflow_cartpole.toml"), tmp_path / "out")
+    random_return = report["data"]["splits"]["train"]["return"]["mean"]
+    assert report["test"]["episodes"] == 100
+    assert report["test"]["low"] > 3 * random_return
+
+
 def test_the_example_is_a_workflow() -> None:
     file = ROOT / "examples/workflow_cartpole.toml"
     plan = read_workflow(file)
