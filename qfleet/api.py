@@ -237,14 +237,14 @@ def load(
     Returns:
         The run, ready to act and to be evaluated.
     """
-    from qfleet.training.evaluator import Evaluator
+    from qfleet.training.evaluator import shown_world
 
     folder = find_run(path, out)
     make = as_env_maker("env", env)
     plan = open_plan(folder, make, trust_env)
     parts = CustomParts(make, torso=torso, head=head)
     require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)
-    with closing(Evaluator(plan, make).world(0, 1)) as world:
+    with closing(shown_world(plan, make)) as world:
         device = torch.device(usable_device(plan))
         policy, weights = restore_policy(folder, plan, world.spec, parts, which, device)
     if world.spaces is not None:

@@ -146,20 +146,39 @@ def list_inside(folder: Path, name: str | Path = ".") -> list[str]:
 
 def replace_inside(folder: Path, name: str | Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file atomically and durably: readers see the old content or the new."""
-    with parent_folder(folder, name) as (parent, last):
-        draft = f".{last}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
+    with parent_folder(folder, name) as (parent, last), _draft(parent, last, data, mode) as draft:
+        os.replace(draft, last, src_dir_fd=parent, dst_dir_fd=parent)
+        os.fsync(parent)
+
+
+def write_new_inside(folder: Path, name: str | Path, data: bytes, mode: int = 0o666) -> bool:
+    """Write a file atomically and durably, unless there is one of this name; was it written?"""
+    with parent_folder(folder, name) as (parent, last), _draft(parent, last, data, mode) as draft:
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
-            with os.fdopen(os.open(draft, flags, mode, dir_fd=parent), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, last, src_dir_fd=parent, dst_dir_fd=parent)
-            os.fsync(parent)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft, dir_fd=parent)
-            raise
+            os.link(draft, last, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(draft, dir_fd=parent)
+        os.fsync(parent)
+        return True
+
+
+@contextmanager
+def _draft(parent: int, last: str, data: bytes, mode: int) -> Iterator[str]:
+    """The name of a durable file with this content beside the wanted one; an error removes it."""
+    draft = f".{last}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
+        with os.fdopen(os.open(draft, flags, mode, dir_fd=parent), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield draft
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft, dir_fd=parent)
+        raise
 
 
 def make_folder(folder: Path, name: str | Path, mode: int = 0o777) -> Path:

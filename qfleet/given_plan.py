@@ -92,7 +92,7 @@ def with_steps(plan: Plan, steps: int, status: dict[str, Any]) -> Plan:
     patience = None if reason.startswith(GAVE_UP) else plan.steer.stop_patience
     return msgspec.structs.replace(
         plan,
-        until=msgspec.structs.replace(until, steps=steps, score=score, seconds=seconds),
+        until=msgspec.structs.replace(until, steps=steps, epochs=None, score=score, seconds=seconds),
         steer=msgspec.structs.replace(plan.steer, stop_patience=patience),
     )
 

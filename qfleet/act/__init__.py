@@ -3,6 +3,7 @@
 from qfleet.act.actor import Actor, run_actor
 from qfleet.act.evaluate import EvaluationResult, evaluate_policy, num_eval_lanes
 from qfleet.act.explore import Explore, Explorer, make_epsilon, make_explorer
+from qfleet.act.no_actor import NoActor
 from qfleet.act.policy import Policy
 from qfleet.act.policy_inputs import add_reward
 from qfleet.act.population_policy import PopulationPolicy
@@ -12,6 +13,7 @@ __all__ = [
     "EvaluationResult",
     "Explore",
     "Explorer",
+    "NoActor",
     "Policy",
     "PopulationPolicy",
     "add_reward",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from qfleet.act import Actor, Explore, Policy, PopulationPolicy, make_explorer
+from qfleet.act import Actor, Explore, NoActor, Policy, PopulationPolicy, make_explorer
 from qfleet.build.components import ActorSide, Components, LearnerSide
 from qfleet.build.custom_parts import NO_CUSTOM_PARTS, CustomParts
 from qfleet.build.seeds import EXPLORE, NOVELTY, SAMPLE, WEIGHTS, stream
@@ -16,6 +16,7 @@ from qfleet.learn import Learner, PopulationLearner, make_batch_source, make_cou
 from qfleet.learn.transfer import with_mirror
 from qfleet.nets import ImplicitQuantileHead, QNet, count_own_features, make_net, set_noise
 from qfleet.plan.schema import BufferReplay, CountBonus, ImplicitHead, PeriodicReset, Plan, PrioritizedSampler
+from qfleet.plan.traits import learns_from_data
 from qfleet.plan.validate.placement import actor_learner_plan
 from qfleet.qlearn import CustomHead, make_head
 from qfleet.replay import CustomSampler, Mirror, make_replay
@@ -23,9 +24,11 @@ from qfleet.replay import Replay as ReplayBuffer
 
 
 def make_components(plan: Plan, world: World, parts: CustomParts = NO_CUSTOM_PARTS) -> Components:
-    """Components with one actor in this process."""
+    """Components with one actor in this process; with a data set there is none."""
 
-    def make_one_actor(learning: LearnerSide) -> Actor:
+    def make_one_actor(learning: LearnerSide) -> ActorSide:
+        if learns_from_data(plan):
+            return NoActor(learning.policy)
         return make_actor(plan, world, learning.policy, parts.explore)
 
     return join_components(plan, world.spec, make_one_actor, parts)

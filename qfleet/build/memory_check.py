@@ -10,7 +10,7 @@ import torch
 from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory, make_net
-from qfleet.plan.schema import FreshReplay, NoMemory, OwnTorso, Plan, ProcessesRuntime, RayRuntime
+from qfleet.plan.schema import DatasetReplay, FreshReplay, NoMemory, OwnTorso, Plan, ProcessesRuntime, RayRuntime
 from qfleet.plan.validate.placement import has_replay_process
 from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_length, ring_rows, tree_levels
 
@@ -24,6 +24,8 @@ MIN_COMPRESSION = 4  # of frames, in most games
 
 def replay_bytes(plan: Plan, spec: Spec) -> int:
     """Bytes of a full replay of this spec: rows, queue, sampler, and the count of copies."""
+    if isinstance(plan.replay, DatasetReplay):
+        return plan.replay.cache_bytes
     sample = sample_replay(plan, spec)
     spec = stored_spec(plan, spec)
     lanes = plan.env.num
@@ -47,8 +49,11 @@ def replay_bytes(plan: Plan, spec: Spec) -> int:
 
 def sample_replay(plan: Plan, spec: Spec) -> Replay:
     """The smallest replay of one lane that the plan describes, with the columns of the real one."""
-    small = {"rows": 1} if isinstance(plan.replay, FreshReplay) else {"capacity": 1}
-    plan = msgspec.structs.replace(plan, replay=msgspec.structs.replace(plan.replay, **small))
+    replay = plan.replay
+    if isinstance(replay, FreshReplay):
+        plan = msgspec.structs.replace(plan, replay=msgspec.structs.replace(replay, rows=1))
+    elif not isinstance(replay, DatasetReplay):
+        plan = msgspec.structs.replace(plan, replay=msgspec.structs.replace(replay, capacity=1))
     return make_replay(plan, stored_spec(plan, spec), 1, np.random.default_rng(0))
 
 
@@ -80,7 +85,7 @@ def counts(file: Path) -> dict[str, int]:
 def estimate(plan: Plan, spec: Spec) -> dict[str, int]:
     """Bytes of the replay in memory, of one checkpoint on disk at most, and what the machine has."""
     need = replay_bytes(plan, spec)
-    saved = need if plan.save.replay == "full" else 0
+    saved = need if plan.save.replay == "full" and not isinstance(plan.replay, DatasetReplay) else 0
     return {"replay_bytes": need, "checkpoint_bytes": saved, "available_bytes": available_bytes()}
 
 
@@ -138,6 +143,12 @@ def require_replay(plan: Plan, spec: Spec) -> None:
     have = sizes["available_bytes"]
     if need <= MEMORY_SHARE * have:
         return
+    if isinstance(plan.replay, DatasetReplay):
+        raise UsageError(
+            f"replay.cache_bytes={need} does not fit into memory",
+            f"{have / GIB:.1f} GiB are available.",
+            f"Use replay.cache_bytes={int(0.8 * have)} or less.",
+        )
     fresh = isinstance(plan.replay, FreshReplay)
     path = "replay.rows" if fresh else "replay.capacity"
     given = plan.replay.rows if isinstance(plan.replay, FreshReplay) else plan.replay.capacity

@@ -12,6 +12,7 @@ from qfleet.build.seeds import WORLDS, stream
 from qfleet.data import World
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.plan.schema import BufferReplay, InlineRuntime, Plan, ProcessesRuntime
+from qfleet.plan.traits import learns_from_data
 from qfleet.plan.validate.placement import actor_learner_plan, has_actor_learners, has_central_inference, num_senders
 from qfleet.system.child_process import fork_server
 
@@ -20,12 +21,28 @@ EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
 
 def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
-    """The world to train in; where actors have worlds of their own, one lane that shows the spaces."""
+    """The world to train in; where actors have worlds of their own, one lane that shows the spaces.
+
+    Of a data set it is the recorded world, which nobody acts in.
+    """
+    if learns_from_data(plan):
+        from qfleet.build.offline import make_recorded_world  # an extra
+
+        return make_recorded_world(plan)
     if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
         fork_server(ROLES)  # before environments start one with fewer modules
     num = actor_learner_plan(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_actor_learners(plan) else 1
     threads = plan.runtime.threads or world_threads(plan, num)
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads, info=plan.log.info)
+
+
+def resolve_data(plan: Plan, make: EnvMaker | None) -> tuple[Plan, list[str]]:
+    """The plan with what its data set decides, and notes about it; other plans as they are."""
+    if not learns_from_data(plan):
+        return plan, []
+    from qfleet.build.offline import resolve_offline  # an extra
+
+    return resolve_offline(plan, make)
 
 
 def world_threads(plan: Plan, num: int) -> int:

@@ -6,6 +6,7 @@ from cyclopts import App, Parameter
 
 from qfleet.cli import compare, completion, doctor, env, plan, results, runs, sync, training
 from qfleet.cli.arguments import ABOUT, LOOK, PREPARE, TRAIN
+from qfleet.cli.offline import data, workflow
 from qfleet.cli.policies import evaluate, play
 
 
@@ -96,6 +97,8 @@ app.command(runs.app)
 app.command(plan.app)
 app.command(plan.presets, group=PREPARE, help_epilogue="Example:\n  qfleet presets per")
 app.command(env.app)
+app.command(data.app)
+app.command(workflow.workflow, group=TRAIN, help_epilogue="Example:\n  qfleet workflow examples/workflow_cartpole.toml")
 app.command(doctor.doctor, group=PREPARE, help_epilogue="Example:\n  qfleet doctor")
 app.command(completion.app)
 app.command(completion.install, name="--install-completion", group=ABOUT)

@@ -28,6 +28,7 @@ EXTRAS = {
     "pandas": ("pandas", "pandas"),
     "tb": ("tensorboardX", "tensorboardX"),
     "lz4": ("lz4", "lz4"),
+    "data": ("pyarrow", "pyarrow"),
     "ray": ("ray", "ray"),
     "mpi": ("mpi4py", "mpi4py"),
 }

@@ -43,7 +43,10 @@ def runs_env_code(arguments: Sequence[str]) -> bool:
     """Does the whole command run code of environments? Training forks by itself, and so does a table of variants."""
     if arguments[:1] == ["eval"]:
         return not any(argument.split("=")[0] == "--variants" for argument in arguments)
-    return arguments[:1] in (["record"], ["play"]) or arguments[:2] == ["env", "check"]
+    return arguments[:1] in (["record"], ["play"], ["workflow"]) or arguments[:2] in (
+        ["env", "check"],
+        ["data", "collect"],
+    )
 
 
 def exit_code_of(work: Callable[[], object]) -> int:

@@ -13,7 +13,7 @@ from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import choose_machine_settings, require_device, resolve
 from qfleet.build.threads import operation_threads, torch_threads
-from qfleet.build.worlds import EnvMaker, make_train_world
+from qfleet.build.worlds import EnvMaker, make_train_world, resolve_data
 from qfleet.data import Spec, World
 from qfleet.distributed.starting_weights import load_weights_from
 from qfleet.envs import VALIDATION, make_world
@@ -22,6 +22,7 @@ from qfleet.plan import needs_trust, trusted_settings
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
 from qfleet.plan.secrets import write_run_plan
+from qfleet.plan.traits import learns_from_data
 from qfleet.training.callbacks import AnyCallback
 from qfleet.training.checkpoints.saved_policy import keep_spaces
 from qfleet.training.env_trust import sign
@@ -145,7 +146,7 @@ def resume_here(
         trainer.run_log.mark_inexact(changed_parts)
         write_run_plan(plan, folder / "run.toml")
         trainer.run_log.events.event("resumed", env_steps=trainer.steps, changes=list(notes), lost_episodes=lost)
-        if plan.save.replay == "none":
+        if plan.save.replay == "none" and not learns_from_data(plan):
             trainer.run_log.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
         return [f"resumed at step {trainer.steps}", *notes, *use_spaces(trainer.components, world, folder)]
 
@@ -185,11 +186,12 @@ def prepare_components(
     recorded = record_parts(plan, custom_parts)
     replaced = replaced_settings(plan, recorded)
     plan = resolve(recorded, world.spec)
+    plan, data_notes = resolve_data(plan, custom_parts.eval_maker)
     require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
     components = make_components_here(plan, world, custom_parts, endpoint)
-    components.notes = [*getattr(world, "notes", ()), *replaced, *notes, *components.notes]
+    components.notes = [*getattr(world, "notes", ()), *replaced, *data_notes, *notes, *components.notes]
     components.inexact_reasons = inexact_reasons
     with ExitStack() as close_on_error:
         close_on_error.callback(components.close)

@@ -23,6 +23,7 @@ from qfleet.nets import ImplicitQuantileHead, QNet, draws_random_numbers, parame
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import (
     ConvTorso,
+    DatasetReplay,
     ExponentialAnneal,
     FreshReplay,
     ImpalaTorso,
@@ -159,6 +160,10 @@ def make_batch_source(
     plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: VisitCounts | None = None
 ) -> BatchSource:
     """The plan's source of batches."""
+    if isinstance(plan.replay, DatasetReplay):
+        from qfleet.learn.offline.dataset_source import make_dataset_source  # an extra, and most runs act
+
+        return make_dataset_source(plan, replay)
     normalization = NormalizationStatistics(learner.net, lanes, plan.algo.discount, clip=replay.n_step.clip)
     lanes_per_actor = lanes // num_senders(plan)
     if isinstance(plan.replay, FreshReplay):

@@ -36,14 +36,19 @@ def compose(
     overrides: Iterable[tuple[str, Any, str]] = (),
     *,
     origin: str = COMMAND_LINE,
+    tables: Mapping[str, Any] | None = None,
 ) -> Composed:
-    """Merge defaults, preset, file and overrides (path, value, origin), in this order; text is parsed by type."""
-    tree = read_toml(file) if file is not None else {}
+    """Merge defaults, preset, file and overrides (path, value, origin), in this order; text is parsed by type.
+
+    `tables` stand in for those of the file, if they are a part of it.
+    """
+    if tables is None:
+        tables = read_toml(file) if file is not None else {}
     explicit = [Assignment(path, value, where, text=True, explicit=True) for path, value, where in overrides]
-    chosen = _env_id(env_id, tree, explicit)
+    chosen = _env_id(env_id, tables, explicit)
     draft = Draft()
     name = _apply_presets(draft, chosen, preset)
-    draft.apply_layer(entries_of(tree, str(file)))
+    draft.apply_layer(entries_of(tables, str(file)))
     if env_id is not None:
         draft.apply_layer([Assignment("env.id", env_id, origin, explicit=True)])
     draft.apply_layer(explicit)

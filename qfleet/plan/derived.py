@@ -3,13 +3,15 @@
 import math
 from fractions import Fraction
 
-from qfleet.plan.schema import Algo, ExponentialAnneal, FreshReplay, Plan, SequencesView
+from qfleet.plan.schema import Algo, DatasetReplay, ExponentialAnneal, FreshReplay, Plan, SequencesView
 
 
 def updates_per_step(plan: Plan) -> Fraction:
     """Updates per environment step, as an exact fraction."""
     if isinstance(plan.replay, FreshReplay):
         return Fraction(plan.replay.epochs * plan.replay.minibatches, plan.replay.rows * plan.env.num)
+    if isinstance(plan.replay, DatasetReplay):
+        return Fraction(1, plan.algo.batch_size)
     return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps(plan))
 
 
@@ -30,5 +32,5 @@ def item_stride(plan: Plan) -> int:
 
 def total_updates(plan: Plan) -> int:
     """Updates of the whole run, if it ends by `until.steps`."""
-    start = 0 if isinstance(plan.replay, FreshReplay) else plan.algo.learn_start_steps
+    start = 0 if isinstance(plan.replay, FreshReplay | DatasetReplay) else plan.algo.learn_start_steps
     return math.floor(updates_per_step(plan) * max(0, plan.until.steps - start))

@@ -81,6 +81,7 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
     return [
         rule.get(type(plan.algo.rule), ("", "")) if plan.custom.rule is None else ("", ""),
         *([("pqn", "")] if fresh else []),
+        *([("offline", "offline")] if isinstance(replay, schema.DatasetReplay) else []),
         *([(head, "")] if head else []),
         *([("dueling", "dueling")] if net.dueling else []),
         *([("noisy", "noisy layers")] if net.noisy else []),

@@ -424,6 +424,19 @@ class FreshReplay(Section, tag="fresh"):
     trace: Fraction = 0.65
 
 
+class DatasetReplay(Section, tag="dataset"):
+    """No environment: a data set at `path` is learned from in epochs, in which every step is used once.
+
+    Settings in steps, and `env_steps` in rows, count the recorded steps that were learned from. `version` pins the data
+    set; left out, it is that of the day the run begins. At most `cache_bytes` of decoded shards are kept in memory.
+    """
+
+    path: Annotated[str, Meta(max_length=4_096)] = ""
+    split: Literal["train", "validation", "test", "all"] = "train"
+    version: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
+    cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+
+
 class Actors(Section):
     """The actors: `num` of them, each with `envs` of the environments (`env.num` in all)."""
 
@@ -509,8 +522,12 @@ class Save(Section):
 
 
 class Eval(Section):
-    """How the greedy policy is evaluated: validation episodes steer the run, test episodes are reported; 0: none."""
+    """How the greedy policy is evaluated: validation episodes steer the run, test episodes are reported; 0: none.
 
+    It plays them (`on=world`), or is compared with recorded ones (`on=data`): the score is minus the mean TD error.
+    """
+
+    on: Literal["world", "data"] | None = None
     every_steps: Positive = 5_000
     episodes: Count = 20
     test_episodes: Count = 100
@@ -566,9 +583,13 @@ class Population(Section):
 
 
 class Until(Section):
-    """When the run ends: after a number of steps, of seconds, or at a validation score."""
+    """When the run ends: after a number of steps, of seconds, or at a validation score.
+
+    With a data set `epochs` may be given instead of steps.
+    """
 
     steps: Positive = 100_000
+    epochs: Positive | None = None
     seconds: Rate | None = None
     score: float | None = None
 
@@ -615,7 +636,7 @@ class Plan(Section):
     algo: Algo = Algo()
     optim: Adam | Radam | Rmsprop | Sgd = Adam()
     net: Net = Net()
-    replay: BufferReplay | FreshReplay = BufferReplay()
+    replay: BufferReplay | FreshReplay | DatasetReplay = BufferReplay()
     actors: Actors = Actors()
     learners: Learners = Learners()
     sync: Sync = AllreduceSync()

@@ -1,11 +1,16 @@
 """Properties of a plan that several rules check."""
 
-from qfleet.plan.schema import FreshReplay, Plan, ScalarHead
+from qfleet.plan.schema import DatasetReplay, FreshReplay, Plan, ScalarHead
 
 
 def uses_fresh_replay(plan: Plan) -> bool:
     """Does the plan learn from fresh experience only?"""
     return isinstance(plan.replay, FreshReplay)
+
+
+def learns_from_data(plan: Plan) -> bool:
+    """Does the plan learn from a data set, without acting?"""
+    return isinstance(plan.replay, DatasetReplay)
 
 
 def is_distributional(plan: Plan) -> bool:

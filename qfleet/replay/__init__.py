@@ -6,7 +6,16 @@ import numpy as np
 
 from qfleet.data import Spec
 from qfleet.plan import largest_n_step
-from qfleet.plan.schema import Algo, DuplicatesFilter, FreshReplay, NoBonus, Plan, PrioritizedSampler, SequencesView
+from qfleet.plan.schema import (
+    Algo,
+    DatasetReplay,
+    DuplicatesFilter,
+    FreshReplay,
+    NoBonus,
+    Plan,
+    PrioritizedSampler,
+    SequencesView,
+)
 from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.replay.custom_sampler import CheckedSampler, CustomSampler
 from qfleet.replay.cuts import Cut, NStepReturn, SequenceCut, StepCut
@@ -26,6 +35,12 @@ def make_cut(algo: Algo) -> Cut:
         view = algo.view
         return SequenceCut(n, view.burn_in, view.length, view.stride, view.eta)
     return StepCut(n)
+
+
+def make_n_step(plan: Plan) -> NStepReturn:
+    """How the plan sums rewards at its end, when nothing is annealed. A bonus is added to clipped rewards."""
+    clip = plan.env.clip_reward and isinstance(plan.algo.bonus, NoBonus)
+    return NStepReturn(plan.algo.n_step, plan.algo.discount, clip, plan.algo.rescale)
 
 
 def make_sampler(buffer: Buffer, items: int, custom: CustomSampler | None = None) -> Sampler:
@@ -50,6 +65,8 @@ def make_replay(
         n_step = NStepReturn(1, plan.algo.discount, clip)
         return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, n_step=n_step, values=True)
     cut = make_cut(plan.algo)
+    if isinstance(plan.replay, DatasetReplay):  # it stays empty: batches are cut from the shards of the data set
+        return Replay(spec, 1, 1, Uniform(), rng, cut=cut, n_step=make_n_step(plan))
     sampler = plan.replay.sampler
     chosen = plan.replay.filter
     filter = DuplicateFilter(chosen.copies, still=chosen.still) if isinstance(chosen, DuplicatesFilter) else None
@@ -60,7 +77,7 @@ def make_replay(
         make_sampler(plan.replay, cut.items_in(plan.replay.capacity), custom),
         rng,
         cut=cut,
-        n_step=NStepReturn(plan.algo.n_step, plan.algo.discount, clip, plan.algo.rescale),
+        n_step=make_n_step(plan),
         actor_priority=isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor",
         filter=filter,
         gains=bool(spec.state) and not isinstance(plan.algo.bonus, NoBonus),
@@ -85,6 +102,7 @@ __all__ = [
     "Uniform",
     "frame_bytes",
     "make_cut",
+    "make_n_step",
     "make_replay",
     "queue_length",
     "ring_rows",

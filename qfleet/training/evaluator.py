@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qfleet.act import EvaluationResult, Policy, evaluate_policy, num_eval_lanes
 from qfleet.build.components import Components
-from qfleet.build.worlds import EnvMaker
+from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.data import World
 from qfleet.envs import TEST, VALIDATION, make_world
 from qfleet.errors import NoCheckpointError
@@ -21,6 +22,9 @@ from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import ENV_FAULT, Row, without_returns
 from qfleet.training.train_state import TrainState
 from qfleet.watch.statistics import summarize
+
+if TYPE_CHECKING:
+    from qfleet.training.evaluation.held_out import HeldOutEvaluator
 
 Stop = Callable[[], bool]  # asked between the steps of an evaluation: shall it be interrupted?
 
@@ -66,10 +70,24 @@ class Evaluator:
             self.validation = None
 
 
+def shown_world(plan: Plan, make: EnvMaker | None) -> World:
+    """A world that shows the spaces of a run: its own, or if that is not installed the recorded one."""
+    return make_train_world(plan, make) if plan.eval.on == "data" else Evaluator(plan, make).world(0, 1)
+
+
 def evaluation(split: str, played: EvaluationResult, info: Sequence[str] = ()) -> Row:
     """The fields of an evaluation row, with the means of the numbers of `log.info`."""
     means = info_means(info, played.info)
     return {"split": split, "epsilon": 0.0, **played.row(), **means, **summarize(played.returns)}
+
+
+def make_evaluator(components: Components, make: EnvMaker | None) -> "Evaluator | HeldOutEvaluator":
+    """What evaluates a run's policy: episodes in its world, or recorded ones."""
+    if components.plan.eval.on != "data":
+        return Evaluator(components.plan, make)
+    from qfleet.training.evaluation.held_out import HeldOutEvaluator
+
+    return HeldOutEvaluator(components)
 
 
 @dataclass
@@ -77,7 +95,7 @@ class RunEvaluation:
     """Evaluates a run's policy and keeps the best evaluation so far in its state."""
 
     components: Components
-    evaluator: Evaluator
+    evaluator: "Evaluator | HeldOutEvaluator"
     checkpoints: Checkpoints
     run_log: RunLog
 

@@ -12,6 +12,7 @@ from qfleet.data import Tick
 from qfleet.learn import Diverging
 from qfleet.plan import sync_switches
 from qfleet.plan.schema import Plan
+from qfleet.plan.traits import learns_from_data
 from qfleet.system.worker_errors import WorkerLost
 from qfleet.training.callbacks import Callback
 from qfleet.training.checkpointing import Saver, is_due
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from qfleet.training.async_loop import AsyncLoop
     from qfleet.training.callbacks.dispatch import RunCallbacks
     from qfleet.training.evaluator import RunEvaluation
+    from qfleet.training.offline_loop import OfflineLoop
     from qfleet.training.plateau_control import PlateauControl
     from qfleet.training.recovery import Recovery
     from qfleet.training.requests import SyncControl
@@ -49,7 +51,9 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.train_state = self.run_log.train_state
-        self.loop: InlineLoop | AsyncLoop | None = None  # made when training starts, and again after a recovery
+        self.loop: InlineLoop | OfflineLoop | AsyncLoop | None = (
+            None  # made when training starts, and again after a recovery
+        )
         self.sync_control = None if self.components.peers is None else self.make_sync_control()
         self.callbacks = self.make_callbacks() if self.callback_objects else None
         self.saver = Saver(self.components, self.checkpointer, self.run_log, self.callbacks)
@@ -72,9 +76,9 @@ class Trainer:
     @cached_property
     def evaluation(self) -> "RunEvaluation":
         """Evaluates the policy."""
-        from qfleet.training.evaluator import Evaluator, RunEvaluation
+        from qfleet.training.evaluator import RunEvaluation, make_evaluator
 
-        evaluator = Evaluator(self.plan, self.env)
+        evaluator = make_evaluator(self.components, self.env)
         return RunEvaluation(self.components, evaluator, self.checkpointer.checkpoints, self.run_log)
 
     @cached_property
@@ -147,10 +151,14 @@ class Trainer:
             self.do_due()
         return ending
 
-    def make_loop(self) -> "InlineLoop | AsyncLoop":
+    def make_loop(self) -> "InlineLoop | OfflineLoop | AsyncLoop":
         """The loop for the run's components; it goes on counting updates that were skipped in a row."""
         actors = self.components.remote_actors
         skipped = self.train_state.skipped_in_a_row
+        if learns_from_data(self.plan):
+            from qfleet.training.offline_loop import OfflineLoop
+
+            return OfflineLoop(self.components, skipped, self.run_log.stopwatch)
         if actors is None:
             return InlineLoop(self.components, skipped, self.run_log.stopwatch)
         from qfleet.training.async_loop import AsyncLoop  # most runs act in one thread

@@ -81,11 +81,11 @@ def times_as_fast(factor: float) -> str:
 
 
 def _learner(plan: Plan, actors: Shares, cores: int) -> str:
-    knobs = "replay.epochs, replay.minibatches" if isinstance(plan.replay, FreshReplay) else "replay.samples_per_insert"
+    knobs = {FreshReplay: "replay.epochs, replay.minibatches, ", BufferReplay: "replay.samples_per_insert, "}
     waits = f" (the present ones waited {actors['wait']:.0%} of the time)" if actors else ""
     return (
         "updates take {share} of the time; at most {ceiling} as fast if everything else were free; more actors will "
-        f"not help{waits}; fewer or smaller updates would: {knobs}, algo.batch_size, net.*"
+        f"not help{waits}; fewer or smaller updates would: {knobs.get(type(plan.replay), '')}algo.batch_size, net.*"
     )
 
 

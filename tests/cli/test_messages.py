@@ -37,7 +37,7 @@ WRONG = [
     Wrong(
         "trian CartPole-v1",
         "unknown command trian",
-        "qfleet has train, resume, sync, eval, play, record, plot, compare, verify, runs, plan, presets, env, doctor, completion.",
+        "qfleet has train, resume, sync, eval, play, record, plot, compare, verify, runs, plan, presets, env, data, workflow, doctor, completion.",
         "Did you mean qfleet train?",
     ),
     Wrong(

@@ -12,6 +12,7 @@ from qfleet.plan.traits import (
     has_one_member,
     has_several_learners,
     is_distributional,
+    learns_from_data,
     uses_fresh_replay,
 )
 from qfleet.plan.validate.placement import has_actor_learners
@@ -88,6 +89,14 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.n_step", uses_fresh_replay, "Q(lambda) returns weigh every number of steps: see replay.trace."),
     ("algo.batch_size", uses_fresh_replay, "replay.minibatches sets into how many parts fresh experience is cut."),
     ("algo.learn_start_steps", uses_fresh_replay, "Fresh experience is learned from as soon as it is there."),
+    ("algo.learn_start_steps", learns_from_data, "A data set is there from the start."),
+    ("env.num", learns_from_data, "A data set is learned from without acting."),
+    ("env.workers", learns_from_data, "A data set is learned from without acting."),
+    (
+        "until.steps",
+        lambda plan: plan.until.epochs is not None,
+        "The run ends after until.epochs, whose steps are counted when it begins.",
+    ),
     ("algo.target.type", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.every_updates", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.tau", uses_fresh_replay, "Without replay there is no target network."),

@@ -319,6 +319,12 @@ def _block_divides(case: Case) -> Problems:
         yield message, f"Set replay.minibatches to {max(1, replay.rows * case.plan.env.num // 8)} or so."
 
 
+def _dataset_has_path(case: Case) -> Problems:
+    replay = case.plan.replay
+    if isinstance(replay, schema.DatasetReplay) and not replay.path:
+        yield f"{case.named('replay.type')} needs replay.path", "Name the data set: replay.path=data/prepared"
+
+
 def _spectral_has_layers(case: Case) -> Problems:
     path = "net.spectral_norm"
     torso = case.plan.net.torso
@@ -393,6 +399,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_spare_is_below_learners, "A step uses the gradients of all but the spare learners, so at least one must remain."),
     (_windows_close, "A window closes after a number of gradients or of seconds."),
     (_block_divides, "The steps of all environments are divided among the minibatches; some would be empty."),
+    (_dataset_has_path, "It is the folder that `qfleet data prepare` has made."),
     (_spectral_has_layers, "The last size is the head's own layer; only the layers of a torso are normalised."),
     (_eta_matters, "It mixes the errors of a sequence into its priority."),
     (_weights_are_taken, "The worst member would take the weights of the best at the end of the run, or never."),

@@ -26,7 +26,8 @@ from qfleet.training.checkpoints.migrations import (
 from qfleet.training.checkpoints.replay_segments import is_final, pack_rows, restore_rows, segments_of
 
 # Parts of a plan that may change when a run is resumed; eval. is fixed if validation scores change what is learned.
-FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds", "custom.")
+FREE: tuple[str, ...] = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds")
+FREE += ("custom.", "replay.path", "replay.cache_bytes")  # a data set is named by its version
 MAX_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
 EVALUATION_SETTINGS = ("eval.every_steps", "eval.episodes", "eval.max_steps")
 MAX_ERROR_CHARS = 300  # of a message about malformed state

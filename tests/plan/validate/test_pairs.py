@@ -585,6 +585,27 @@ ALONE = [
         "Leave algo.explore.steps out.",
     ),
     Refused(
+        "algo.learn_start_steps=10 replay.type=dataset replay.path=a",
+        "algo.learn_start_steps=10 (command line) has no effect",
+        "A data set is there from the start.",
+        "Leave algo.learn_start_steps out.",
+    ),
+    *(
+        Refused(
+            f"{path}=2 replay.type=dataset replay.path=a",
+            f"{path}=2 (command line) has no effect",
+            "A data set is learned from without acting.",
+            f"Leave {path} out.",
+        )
+        for path in ("env.num", "env.workers")
+    ),
+    Refused(
+        "until.steps=10 until.epochs=1 replay.type=dataset replay.path=a",
+        "until.steps=10 (command line) has no effect",
+        "The run ends after until.epochs, whose steps are counted when it begins.",
+        "Leave until.steps out.",
+    ),
+    Refused(
         "algo.explore.power=3 algo.explore.type=ladder env.num=1",
         "algo.explore.power=3.0 (command line) has no effect",
         "A single environment explores with algo.explore.base.",

@@ -1,0 +1,95 @@
+"""What a plan with `replay.type=dataset` leaves open: the version, the end, and how the policy is evaluated."""
+
+from contextlib import closing
+
+import msgspec
+
+from qfleet.build.worlds import EnvMaker
+from qfleet.data import Spec
+from qfleet.datasets.format import Dataset, open_dataset
+from qfleet.datasets.recorded_world import RecordedWorld
+from qfleet.envs import VALIDATION, make_world
+from qfleet.errors import UsageError
+from qfleet.plan.schema import DatasetReplay, Plan
+
+
+def open_plan_dataset(plan: Plan) -> Dataset:
+    """The data set that a plan names."""
+    if not isinstance(plan.replay, DatasetReplay):
+        raise TypeError("this plan learns from no data set")
+    return open_dataset(plan.replay.path, plan.replay.version)
+
+
+def make_recorded_world(plan: Plan) -> RecordedWorld:
+    """The world of the plan's data set; refused if it is not the plan's environment."""
+    dataset = open_plan_dataset(plan)
+    if dataset.manifest.env_id != plan.env.id:
+        raise UsageError(
+            f"env.id={plan.env.id} is not the environment of {dataset.place.url}",
+            f"Its episodes were recorded in {dataset.manifest.env_id}.",
+            f"Use env.id={dataset.manifest.env_id}.",
+        )
+    return RecordedWorld(dataset.manifest)
+
+
+def resolve_offline(plan: Plan, make: EnvMaker | None = None) -> tuple[Plan, list[str]]:
+    """The plan with its data set pinned, its end in steps, and its way of evaluation chosen; and notes."""
+    dataset = open_plan_dataset(plan)
+    replay = plan.replay
+    if not isinstance(replay, DatasetReplay):
+        raise TypeError("this plan learns from no data set")
+    num_steps = sum(file.steps for file in dataset.require_files(replay.split))
+    until = plan.until
+    if until.epochs is not None:
+        until = msgspec.structs.replace(until, steps=until.epochs * num_steps)
+    plan = msgspec.structs.replace(
+        plan, replay=msgspec.structs.replace(replay, path=dataset.place.url, version=dataset.version), until=until
+    )
+    notes = [
+        f"data set {dataset.version[:12]}: {num_steps:,} steps of split {replay.split}, "
+        f"{until.steps / num_steps:.1f} epochs"
+    ]
+    plan, more = choose_evaluation(plan, dataset, make)
+    return plan, notes + more
+
+
+def choose_evaluation(plan: Plan, dataset: Dataset, make: EnvMaker | None) -> tuple[Plan, list[str]]:
+    """Evaluate in the world if it can be made here, else on recorded episodes of the other splits."""
+    on = plan.eval.on
+    notes = []
+    if on != "data":
+        missing = world_problem(plan, dataset.manifest.spec.spec(), make)
+        if missing is not None and on == "world":
+            raise missing
+        on = "world" if missing is None else "data"
+        if missing is not None:
+            notes.append(f"evaluation is by recorded episodes only: {missing.what}")
+    plan = msgspec.structs.replace(plan, eval=msgspec.structs.replace(plan.eval, on=on))
+    return (plan, notes) if on == "world" else with_recorded_splits(plan, dataset, notes)
+
+
+def with_recorded_splits(plan: Plan, dataset: Dataset, notes: list[str]) -> tuple[Plan, list[str]]:
+    """The plan without evaluations on splits that the data set does not have."""
+    changes: dict[str, int] = {}
+    for split, field in (("validation", "episodes"), ("test", "test_episodes")):
+        if getattr(plan.eval, field) and not dataset.files(split):  # type: ignore[arg-type]
+            changes[field] = 0
+            notes.append(f"eval.{field}=0: the data set has no split {split}")
+    return msgspec.structs.replace(plan, eval=msgspec.structs.replace(plan.eval, **changes)), notes
+
+
+def world_problem(plan: Plan, spec: Spec, make: EnvMaker | None) -> UsageError | None:
+    """Why the policy cannot be evaluated in its world here; a world with other spaces is an error."""
+    try:
+        with closing(make_world(plan.env, seed=plan.seed, stream=VALIDATION, num=1, make=make)) as world:
+            found = world.spec
+    except UsageError as error:
+        return error
+    if found != spec:
+        raise UsageError(
+            f"{plan.env.id} has other spaces here than in the data set",
+            f"Observations {found.input_shape} {found.dtype} and actions {found.actions}, "
+            f"not {spec.input_shape} {spec.dtype} and {spec.actions}.",
+            "Install the version of the environment that the data were recorded in, or set eval.on=data.",
+        )
+    return None

@@ -1,0 +1,177 @@
+"""`qfleet data`: collect, inspect, validate and prepare data sets."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
+from qfleet.cli.output import echo, echo_json, echo_table
+from qfleet.errors import StorageError, UsageError
+from qfleet.plan import read_plan
+
+if TYPE_CHECKING:
+    from qfleet.datasets.format import Dataset
+    from qfleet.plan.schema import Plan
+
+app = App(
+    name="data",
+    help="Make and look at data sets.",
+    group=PREPARE,
+    group_commands=COMMANDS,
+    help_epilogue=(
+        "Example:\n"
+        "  qfleet data collect CartPole-v1 data/random --episodes 200\n"
+        "  qfleet data prepare data/random data/prepared"
+    ),
+)
+Url = Annotated[str, Parameter(name="URL", help="Folder of the data set.")]
+Json = Annotated[bool, Parameter(help="As JSON.", show_default=False)]
+Out = Annotated[str, Parameter(help="Folder in which a run is looked for by its name.")]
+
+
+def collect(
+    source: Annotated[str, Parameter(name="ENV|RUN", help="Environment id, or a run: then its policy plays.")],
+    url: Url,
+    /,
+    *settings: Annotated[str, Parameter(name="PATH=VALUE", help="Settings of the environment: env.num=16.")],
+    policy: Annotated[
+        str | None, Parameter(help="random, greedy, epsilon=0.1, or another run.", metavar="POLICY")
+    ] = None,
+    episodes: Annotated[str | None, Parameter(help="Whole episodes to record.", metavar="N")] = None,
+    steps: Annotated[str | None, Parameter(help="Record whole episodes until they have N steps.", metavar="N")] = None,
+    seed: Annotated[str | None, Parameter(help="Decides everything random (seed).", metavar="N")] = None,
+    out: Out = "runs",
+    trust_env: Annotated[
+        bool, Parameter(help="Run the environment code a run names, though another user made it.", show_default=False)
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Record the episodes of a policy in an environment."""
+    num_episodes = parse_count("--episodes", episodes)
+    num_steps = parse_count("--steps", steps, example=10_000)
+    run = _find_run(source, out)
+    from qfleet.workflow.collecting import collect as start
+    from qfleet.workflow.collecting import parse_behaviour
+
+    plan = _collecting_plan(source, run, settings, seed)
+    behaviour = parse_behaviour(policy, run, lambda text: _require_run(text, out))
+    start(plan, url, behaviour, episodes=num_episodes, steps=num_steps, trust_env=trust_env)
+    return inspect(url, json=json)
+
+
+def _find_run(text: str, out: str) -> Path | None:
+    """The run of this name; None if it is no run, and so an environment."""
+    from qfleet.watch.run_directory import is_run
+
+    if text == "latest":
+        return _require_run(text, out)
+    plain = "/" not in text or Path(text).exists()
+    return next((path for path in (Path(out, text), Path(text)) if plain and is_run(path)), None)
+
+
+def _require_run(text: str, out: str) -> Path:
+    from qfleet.watch import find_run
+
+    return find_run(text, out)
+
+
+def _collecting_plan(source: str, run: Path | None, settings: tuple[str, ...], seed: str | None) -> "Plan":
+    """The plan that is played by: of an environment, or a run's own with another seed."""
+    if run is None:
+        return compose_arguments([source, *settings], None, None, {"seed": seed}).plan
+    if settings:
+        raise UsageError(
+            f"{settings[0]} does not go with the run {run.name}",
+            "A run plays in the environment that it was trained in.",
+            "Leave settings out, or name the environment and --policy RUN.",
+        )
+    import msgspec
+
+    plan = read_plan(run / "run.toml")
+    number = parse_count("--seed", seed, least=0)
+    return plan if number is None else msgspec.structs.replace(plan, seed=number)
+
+
+def inspect(url: Url, /, *, json: Json = False) -> int:
+    """Show what is in a data set, from its index and statistics."""
+    from qfleet.datasets.inspect import summarize_dataset
+
+    found = summarize_dataset(_open(url))
+    if json:
+        echo_json(found)
+        return 0
+    echo(f"data set {found['url']}", f"version {found['version']}")
+    echo(
+        f"{found['environment']} · {found['episodes']:,} episodes · {found['steps']:,} steps · {found['bytes']:,} bytes"
+    )
+    echo(f"made with {', '.join(f'{name}={value}' for name, value in found['settings'].items())}")
+    header = ("split", "episodes", "steps", "return", "deviation", "length", "actions")
+    echo_table([_split_row(name, each) for name, each in found["splits"].items()], header)
+    return 0
+
+
+def _split_row(name: str, split: dict[str, Any]) -> tuple[object, ...]:
+    shares = split["action_shares"]
+    shown = " ".join(f"{share:.1%}" for share in shares[:8]) + (" ..." if len(shares) > 8 else "")
+    returns = split["return"]
+    numbers = (f"{returns['mean']:.4g}", f"{returns['deviation']:.4g}", f"{split['length']['mean']:.4g}")
+    return (name, f"{split['episodes']:,}", f"{split['steps']:,}", *numbers, shown)
+
+
+def validate(url: Url, /, *, json: Json = False) -> int:
+    """Check every hash and every rule of a data set."""
+    from qfleet.datasets.inspect import validate_dataset
+
+    dataset = _open(url)
+    problems = validate_dataset(dataset)
+    if json:
+        echo_json([{"place": each.place, "problem": each.text} for each in problems])
+    elif problems:
+        echo_table([(each.place, each.text) for each in problems])
+    if problems:
+        raise StorageError(
+            f"{dataset.place.url} breaks {len(problems)} rules of the format",
+            f"The first: {problems[0].place}: {problems[0].text}.",
+            "Copy the data set again from its origin, or make it again.",
+        )
+    if not json:
+        manifest = dataset.manifest
+        echo(f"ok: {manifest.num_episodes:,} episodes in {len(manifest.files):,} files, version {dataset.version}")
+    return 0
+
+
+def prepare(
+    url: Url,
+    target: Annotated[str, Parameter(name="URL2", help="Folder of the prepared data set.")],
+    /,
+    *,
+    split: Annotated[str, Parameter(help="Percentages of train, validation and test.")] = "80/10/10",
+    salt: Annotated[str, Parameter(help="Another salt makes another split.")] = "qfleet",
+    json: Json = False,
+) -> int:
+    """Split a data set by its episodes, and compute the statistics of every split."""
+    from qfleet.datasets.prepare import PreparePlan, parse_split, prepare_dataset
+
+    prepare_dataset(_open(url), target, PreparePlan(parse_split(split, salt)))
+    return inspect(target, json=json)
+
+
+def _open(url: str) -> "Dataset":
+    from qfleet.datasets.format import open_dataset
+
+    return open_dataset(url)
+
+
+app.command(
+    collect,
+    usage="Usage: qfleet data collect ENV|RUN URL [OPTIONS] [env.PATH=value ...]",
+    help_epilogue=(
+        "Examples:\n"
+        "  qfleet data collect CartPole-v1 data/random --episodes 200\n"
+        "  qfleet data collect latest data/noisy --policy epsilon=0.1 --steps 50_000"
+    ),
+)
+app.command(inspect, help_epilogue="Example:\n  qfleet data inspect data/random")
+app.command(validate, help_epilogue="Example:\n  qfleet data validate data/random")
+app.command(prepare, help_epilogue="Example:\n  qfleet data prepare data/random data/prepared --split 80/10/10")

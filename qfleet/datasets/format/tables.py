@@ -1,0 +1,166 @@
+"""Episodes as Arrow tables and back: T + 1 rows, in the last of which there is an observation but no step."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from qfleet.data import Array
+from qfleet.datasets.format.arrow import require_arrow
+from qfleet.datasets.format.columns import Column
+from qfleet.datasets.format.episode import RecordedEpisode
+
+STEP_COLUMNS = ("episode", "t", "action", "reward", "terminated", "truncated", "probability")
+MASK = "mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a data file: those of every step, the observations, and the mask if there is one."""
+
+    observations: tuple[Column, ...]
+    num_actions: int
+    masked: bool
+
+    def schema(self) -> Any:
+        """The Arrow schema."""
+        pa = require_arrow()
+        types = (pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.bool_(), pa.float64())
+        empty = {"action", "reward", "terminated", "truncated", "probability"}
+        fields = [pa.field(name, kind, name in empty) for name, kind in zip(STEP_COLUMNS, types, strict=True)]
+        fields += [pa.field(each.name, pa.binary(each.num_bytes), nullable=False) for each in self.observations]
+        if self.masked:
+            fields.append(pa.field(MASK, pa.binary(self.num_actions), nullable=False))
+        return pa.schema(fields)
+
+
+def episode_table(episode: RecordedEpisode, layout: Layout) -> Any:
+    """The rows of an episode."""
+    pa = require_arrow()
+    num = episode.num_steps
+    none = np.arange(num + 1) == num  # the last row is no step
+    last = np.arange(num + 1) == num - 1
+    unknown = np.ones(num + 1, np.bool_) if episode.probability is None else none
+    columns = [
+        pa.array([episode.id] * (num + 1), pa.string()),
+        pa.array(np.arange(num + 1, dtype=np.int32)),
+        pa.array(_padded(episode.action, np.int64), mask=none),
+        pa.array(_padded(episode.reward, np.float64), mask=none),
+        pa.array(last & episode.terminated, mask=none),
+        pa.array(last & episode.truncated, mask=none),
+        pa.array(
+            _padded(np.zeros(num) if episode.probability is None else episode.probability, np.float64), mask=unknown
+        ),
+    ]
+    columns += [_binary(episode.observations[each.name], each.dtype, each.num_bytes) for each in layout.observations]
+    if layout.masked:
+        mask = np.ones((num + 1, layout.num_actions), np.bool_) if episode.mask is None else episode.mask
+        columns.append(_binary(mask, "bool", layout.num_actions))
+    return pa.Table.from_arrays(columns, schema=layout.schema())
+
+
+def _padded(values: Array, dtype: Any) -> Array:
+    return np.append(values.astype(dtype), np.zeros(1, dtype))
+
+
+def _binary(array: Array, dtype: str, num_bytes: int) -> Any:
+    pa = require_arrow()
+    data = np.ascontiguousarray(array, np.dtype(dtype).newbyteorder("<"))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(num_bytes), len(data), [None, pa.py_buffer(data.tobytes())])
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of whole episodes as arrays. `last` marks rows without a step."""
+
+    episode: list[str]  # the id of each row's episode
+    t: Array  # [R]
+    action: Array  # [R] int64, 0 in last rows
+    reward: Array  # [R] float64, 0 in last rows
+    terminated: Array  # [R] bool
+    truncated: Array  # [R] bool
+    probability: Array  # [R] float64, NaN where unknown
+    last: Array  # [R] bool
+    observations: dict[str, Array]
+    mask: Array | None
+
+    def starts(self) -> list[int]:
+        """The first row of every episode, and the number of rows."""
+        return [*np.flatnonzero(self.t == 0).tolist(), len(self.t)]
+
+    def problems(self) -> list[str]:
+        """Why these rows are not whole episodes, one after the other; nothing if they are."""
+        starts = self.starts()
+        found = []
+        if not len(self.t) or starts[0] != 0:
+            return ["its rows do not begin with the first row of an episode"]
+        for begin, end in pairwise(starts):
+            name = repr(self.episode[begin])
+            if len(set(self.episode[begin:end])) > 1 or (self.t[begin:end] != np.arange(end - begin)).any():
+                found.append(f"the rows of episode {name} are not in order")
+            if end - begin < 2 or self.last[begin : end - 1].any() or not self.last[end - 1]:
+                found.append(f"episode {name} does not end with an observation alone")
+            if (self.terminated | self.truncated)[begin : end - 2].any():
+                found.append(f"episode {name} goes on after its end")
+        return found
+
+    def episodes(self, env_id: str = "") -> list[RecordedEpisode]:
+        """The episodes of these rows."""
+        starts = self.starts()
+        return [self._one(begin, end, env_id) for begin, end in pairwise(starts)]
+
+    def _one(self, begin: int, end: int, env_id: str) -> RecordedEpisode:
+        steps = slice(begin, end - 1)
+        probability = self.probability[steps]
+        return RecordedEpisode(
+            self.episode[begin],
+            {name: array[begin:end] for name, array in self.observations.items()},
+            self.action[steps],
+            self.reward[steps],
+            bool(self.terminated[end - 2]),
+            bool(self.truncated[end - 2]),
+            None if np.isnan(probability).any() else probability,
+            None if self.mask is None else self.mask[begin:end],
+            env_id=env_id,
+        )
+
+
+def read_rows(table: Any, layout: Layout) -> StepRows:
+    """The rows of a table of this layout; ValueError if it has another schema."""
+    if not table.schema.equals(layout.schema()):
+        raise ValueError(f"its columns are not those of the manifest: {', '.join(table.schema.names)[:200]}")
+    columns = {name: _one_chunk(table.column(name)) for name in table.schema.names}
+    last = np.asarray(columns["action"].is_null().to_numpy(zero_copy_only=False))
+    filled: dict[str, Any] = {name: _numbers(columns[name], fill) for name, fill in _FILLS.items()}
+    return StepRows(
+        episode=columns["episode"].to_pylist(),
+        t=columns["t"].to_numpy(),
+        last=last,
+        observations={each.name: _arrays(columns[each.name], each.dtype, each.shape) for each in layout.observations},
+        mask=_arrays(columns[MASK], "bool", (layout.num_actions,)) if layout.masked else None,
+        **filled,
+    )
+
+
+_FILLS = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False, "probability": math.nan}
+
+
+def _one_chunk(column: Any) -> Any:
+    pa = require_arrow()
+    return pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+
+
+def _numbers(column: Any, fill: float) -> Array:
+    return np.asarray(column.fill_null(fill).to_numpy(zero_copy_only=False))
+
+
+def _arrays(column: Any, dtype: str, shape: tuple[int, ...]) -> Array:
+    width = column.type.byte_width
+    data = memoryview(column.buffers()[1])[column.offset * width : (column.offset + len(column)) * width]
+    if dtype == "bool":
+        flags: Array = np.frombuffer(data, np.uint8).reshape(len(column), *shape) != 0
+        return flags
+    found: Array = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"))
+    return found.astype(dtype, copy=False).reshape(len(column), *shape)

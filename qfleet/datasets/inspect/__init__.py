@@ -1,0 +1,6 @@
+"""Looking at a data set: what is in it, and whether it keeps every rule of the format."""
+
+from qfleet.datasets.inspect.summary import summarize_dataset
+from qfleet.datasets.inspect.validation import Problem, validate_dataset
+
+__all__ = ["Problem", "summarize_dataset", "validate_dataset"]

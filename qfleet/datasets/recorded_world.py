@@ -1,0 +1,46 @@
+"""The world that a data set was recorded in, as far as the data know it: its spec and its spaces."""
+
+from qfleet.data import Array, Spec, State, Step
+from qfleet.data.space_format import EnvSpaces
+from qfleet.datasets.format import DatasetManifest
+
+
+class RecordedWorld:
+    """Shows spec and spaces; nobody can act in it."""
+
+    num = 1
+
+    def __init__(self, manifest: DatasetManifest) -> None:
+        self.env_id = manifest.env_id
+        self.spec: Spec = manifest.spec.spec()
+        self.spaces: EnvSpaces | None = manifest.env_spaces()
+
+    def reset(self) -> Step:
+        """Refused."""
+        raise self._refusal()
+
+    def send(self, action: Array) -> None:
+        """Refused."""
+        raise self._refusal()
+
+    def receive(self) -> Step:
+        """Refused."""
+        raise self._refusal()
+
+    def abandon(self, lanes: Array) -> None:
+        """Refused."""
+        raise self._refusal()
+
+    def state_dict(self) -> State:
+        """It has no state."""
+        return {}
+
+    def load_state_dict(self, state: State) -> Step:
+        """Refused."""
+        raise self._refusal()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _refusal(self) -> TypeError:
+        return TypeError(f"{self.env_id} is known from a data set only: nobody can act in it")

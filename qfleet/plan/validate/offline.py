@@ -1,0 +1,93 @@
+"""Settings that do not go with a data set, or only with one."""
+
+from collections.abc import Callable
+
+from qfleet.plan import schema
+from qfleet.plan.schema import Plan
+from qfleet.plan.traits import has_one_member, has_several_learners, learns_from_data
+from qfleet.plan.validate.pairs import Pair
+
+Condition = Callable[[Plan], bool]
+
+
+def _offline(also: Condition) -> Condition:
+    return lambda plan: learns_from_data(plan) and also(plan)
+
+
+def _online(also: Condition) -> Condition:
+    return lambda plan: not learns_from_data(plan) and also(plan)
+
+
+NO_ACTORS = "A data set is learned from without acting."
+OFFLINE_PAIRS: tuple[Pair, ...] = (
+    Pair(
+        "replay.type",
+        "runtime.type",
+        _offline(lambda plan: not isinstance(plan.runtime, schema.InlineRuntime)),
+        f"{NO_ACTORS} There is nothing that could run in other processes beside the learner.",
+        "Leave runtime.type at inline.",
+    ),
+    Pair(
+        "replay.type",
+        "learners.num",
+        _offline(has_several_learners),
+        "Only one learner reads a data set so far.",
+        "Leave learners.num at 1.",
+    ),
+    Pair(
+        "replay.type",
+        "population.num",
+        _offline(lambda plan: not has_one_member(plan)),
+        "Members of a population would need batches of their own, and each step is used once per epoch.",
+        "Leave population.num at 1, or start several runs with --seeds.",
+    ),
+    Pair(
+        "replay.type",
+        "algo.view.type",
+        _offline(lambda plan: isinstance(plan.algo.view, schema.SequencesView)),
+        "Only single steps are read from a data set so far.",
+        "Leave algo.view.type at steps, and net.memory.type off.",
+    ),
+    Pair(
+        "replay.type",
+        "algo.bonus.type",
+        _offline(lambda plan: isinstance(plan.algo.bonus, schema.CountBonus)),
+        f"{NO_ACTORS} A bonus makes an actor explore.",
+        "Leave algo.bonus.type off.",
+    ),
+    Pair(
+        "replay.type",
+        "algo.anneal.type",
+        _offline(lambda plan: isinstance(plan.algo.anneal, schema.ExponentialAnneal)),
+        "All epochs of a data set are learned from with one n and one discount.",
+        "Leave algo.anneal.type off.",
+    ),
+    Pair(
+        "replay.type",
+        "env.normalize",
+        _offline(lambda plan: plan.env.normalize != "off"),
+        "Running statistics are those of rollouts, and there are none.",
+        "Leave env.normalize off.",
+    ),
+    Pair(
+        "replay.type",
+        "steer.batch.type",
+        _offline(lambda plan: isinstance(plan.steer.batch, schema.GrowingBatch)),
+        "The batch size of a data set is the same in all epochs.",
+        "Leave steer.batch.type off.",
+    ),
+    Pair(
+        "until.epochs",
+        "replay.type",
+        _online(lambda plan: plan.until.epochs is not None),
+        "Epochs are passes through a data set.",
+        "Use until.steps, or replay.type=dataset.",
+    ),
+    Pair(
+        "eval.on",
+        "replay.type",
+        _online(lambda plan: plan.eval.on == "data"),
+        "Without a data set there are no recorded episodes to compare with.",
+        "Leave eval.on out, or use replay.type=dataset.",
+    ),
+)

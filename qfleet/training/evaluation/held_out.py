@@ -1,0 +1,110 @@
+"""Evaluation without a world: the TD errors of the policy's own network on recorded episodes of another split."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from qfleet.act import Policy
+from qfleet.build.components import Components
+from qfleet.build.offline import open_plan_dataset
+from qfleet.data import Array, Batch
+from qfleet.datasets.format import Dataset, Split
+from qfleet.learn import Learner
+from qfleet.learn.offline.shards import DataShard, ShardCache
+from qfleet.plan.schema import DatasetReplay
+from qfleet.qlearn import Tensors
+from qfleet.replay import StepCut, make_n_step
+from qfleet.training.log.run_status import Row
+from qfleet.watch.statistics import summarize
+
+ITEMS_PER_CALL = 1_024
+TD_ERROR = "td_error"
+
+
+@dataclass(eq=False)
+class HeldOutEvaluator:
+    """Scores are minus the mean absolute TD error of an episode, with the network itself as the target network.
+
+    For a head that describes a distribution the error is its loss. A small error says that values are consistent with
+    the data, not that the policy is good.
+    """
+
+    components: Components
+    dataset: Dataset = field(init=False)
+    caches: dict[Split, ShardCache] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.dataset = open_plan_dataset(self.components.plan)
+
+    def validate(self, policy: Policy, stop: Callable[[], bool] = lambda: False) -> Row | None:
+        """The errors on the same validation episodes each time; None if `stop` interrupted it."""
+        return self.evaluate("validation", policy, self.components.plan.eval.episodes, stop)
+
+    def test(self, policy: Policy, episodes: int | None = None, stop: Callable[[], bool] = lambda: False) -> Row | None:
+        """The errors on test episodes; None if `stop` interrupted it."""
+        return self.evaluate("test", policy, episodes or self.components.plan.eval.test_episodes, stop)
+
+    def close(self) -> None:
+        """Release the shards."""
+        self.caches.clear()
+
+    def evaluate(self, split: Split, policy: Policy, episodes: int, stop: Callable[[], bool]) -> Row | None:
+        """The row of an evaluation on the first episodes of a split."""
+        scores: list[float] = []
+        lengths: list[int] = []
+        cache = self.cache(split)
+        for number in range(len(cache.files)):
+            shard = cache.shard(number)
+            for items in episode_items(shard)[: episodes - len(scores)]:
+                if stop():
+                    return None
+                scores.append(-self.mean_error(policy, shard, items))
+                lengths.append(len(items))
+        row = {"split": split, "on": "data", "measure": TD_ERROR, "epsilon": 0.0, "cut_episodes": 0}
+        found = summarize(scores)
+        return {**row, TD_ERROR: -found["mean"], "length_mean": float(np.mean(lengths)), **found}
+
+    def cache(self, split: Split) -> ShardCache:
+        """The shards of a split."""
+        settings = self.components.plan.replay
+        if not isinstance(settings, DatasetReplay):
+            raise TypeError("this plan learns from no data set")
+        if split not in self.caches:
+            files = self.dataset.require_files(split)
+            self.caches[split] = ShardCache(self.dataset, files, self.components.spec, settings.cache_bytes)
+        return self.caches[split]
+
+    def mean_error(self, policy: Policy, shard: DataShard, items: Array) -> float:
+        """The mean absolute TD error of an episode."""
+        cut = StepCut(self.components.plan.algo.n_step)
+        n_step = make_n_step(self.components.plan)
+        total = 0.0
+        for begin in range(0, len(items), ITEMS_PER_CALL):
+            part = items[begin : begin + ITEMS_PER_CALL]
+            batch = cut.cut(shard.store, part, n_step, np.ones(len(part), np.float32), part)
+            total += float(self.errors(policy, batch).sum())
+        return total / len(items)
+
+    def errors(self, policy: Policy, batch: Batch) -> torch.Tensor:  # [N]
+        """The absolute TD error of every transition, or the loss of a distribution."""
+        learner = self.components.learner
+        if not isinstance(learner, Learner):
+            raise TypeError("a population does not learn from a data set")
+        fields: dict[str, Any] = {}
+        for name in Batch.__slots__:
+            array = getattr(batch, name)
+            if name != "ids":
+                fields[name] = None if array is None else torch.from_numpy(array).to(learner.device)
+        net = policy.net
+        with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+            _, error, _ = learner.compute_loss(learner.head, learner.rule, learner.view, net, net, Tensors(**fields))
+        return error.cpu()
+
+
+def episode_items(shard: DataShard) -> list[Array]:
+    """The items of every episode of a shard."""
+    ends = np.flatnonzero(np.diff(shard.items) > 1) + 1
+    return np.split(shard.items, ends)

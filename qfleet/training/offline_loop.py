@@ -1,0 +1,30 @@
+"""The loop of a run that learns from a data set: one update per turn, and nothing acts."""
+
+from collections.abc import Iterator
+
+from qfleet.build.components import Components
+from qfleet.data import Tick
+from qfleet.learn import run_learner
+from qfleet.system.timers import Stopwatch
+from qfleet.training.channels import LatestWeights, RolloutQueue
+
+
+class OfflineLoop:
+    """Updates the learner from its batch source."""
+
+    def __init__(self, components: Components, skipped: int = 0, watch: Stopwatch | None = None) -> None:
+        self.policy = components.policy
+        self.latest_weights = LatestWeights()
+        parts = (components.learner, components.batch_source, RolloutQueue(1), self.latest_weights)
+        self.learner = run_learner(*parts, skipped=skipped, watch=watch or Stopwatch(), update=components.update)
+        # At once: an evaluation may come before the first update.
+        self.policy.load_weights(0, components.learner.weights())
+
+    def turn(self) -> Iterator[Tick]:
+        """One update."""
+        yield next(self.learner)
+        if (newer := self.latest_weights.read(self.policy.version)) is not None:
+            self.policy.load_weights(*newer)
+
+    def poll(self) -> None:
+        """Do nothing: there are no other processes."""

@@ -1,0 +1,69 @@
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qfleet.act.recording import RecordingExplorer
+from qfleet.datasets.format import RecordedEpisode
+from qfleet.envs import TRAIN, make_world
+from qfleet.errors import UsageError
+from qfleet.plan import make_plan
+from qfleet.workflow.collecting import Behaviour, parse_behaviour, record
+
+
+def recorded(env_id: str, num: int, **overrides: object) -> list[RecordedEpisode]:
+    plan = make_plan(env_id, overrides={"env.num": 3, **overrides})
+    with closing(make_world(plan.env, seed=0, stream=TRAIN, num=3)) as world:
+        return list(islice(record(plan, world, Behaviour("random", 1.0), num, False), num))
+
+
+def test_episodes_are_those_of_the_environment() -> None:
+    """Cart and pole move as the recorded actions say, and the reward is 1 per step."""
+    for episode in recorded("CartPole-v1", 7):
+        obs = episode.observations["obs"]
+        assert len(obs) == episode.num_steps + 1
+        assert episode.terminated
+        assert not episode.truncated
+        assert abs(obs[-1, 0]) > 2.4 or abs(obs[-1, 2]) > 0.2095
+        assert (abs(obs[:-1, 2]) <= 0.2095).all()
+        assert (episode.reward == 1.0).all()
+        np.testing.assert_allclose(obs[1:, 0], obs[:-1, 0] + 0.02 * obs[:-1, 1], atol=1e-6)
+        assert ((np.diff(obs[:, 1]) > 0) == (episode.action == 1)).all()
+        np.testing.assert_array_equal(episode.probability, 0.5)
+
+
+def test_every_lane_plays_as_many_episodes() -> None:
+    ids = [episode.id for episode in recorded("CartPole-v1", 7)]
+    lanes = [id.split("-")[1] for id in ids]
+    assert sorted(lanes.count(lane) for lane in set(lanes)) == [2, 2, 3]
+    assert len(set(ids)) == 7
+
+
+def test_truncated_episodes_are_told_from_terminated_ones() -> None:
+    episodes = recorded("CartPole-v1", 6, **{"env.options.max_episode_steps": 8})
+    cut = [episode for episode in episodes if episode.num_steps == 8]
+    assert cut
+    assert all(episode.truncated or episode.terminated for episode in cut)
+    assert any(episode.truncated and not episode.terminated for episode in cut)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_probabilities_are_the_shares_of_the_actions_chosen(masked: bool) -> None:
+    explorer = RecordingExplorer(0.4, (4,))
+    values = np.tile(np.array([0.0, 3.0, 1.0, 2.0], np.float32), (4_000, 1))
+    mask = np.tile(np.array([True, True, False, True]), (4_000, 1)) if masked else None
+    action = explorer.choose(values, 0, np.random.default_rng(0), mask)
+    for number in np.unique(action):
+        share = (action == number).mean()
+        assert explorer.probability[action == number] == pytest.approx(share, abs=0.03)
+    assert explorer.probability[action == 1][0] == pytest.approx(0.6 + 0.4 / (3 if masked else 4))
+
+
+def test_a_policy_needs_a_run() -> None:
+    with pytest.raises(UsageError, match="needs the policy of a run"):
+        parse_behaviour("epsilon=0.1", None, Path)
+    assert parse_behaviour("epsilon=0.1", Path("runs/a"), Path).epsilon == 0.1
+    assert parse_behaviour(None, Path("runs/a"), Path) == Behaviour("a, greedy", 0.0, Path("runs/a"))
+    assert parse_behaviour(None, None, Path) == Behaviour("random", 1.0)

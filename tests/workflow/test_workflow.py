@@ -1,0 +1,125 @@
+import json
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from qfleet.cli import main
+from qfleet.errors import UsageError
+from qfleet.workflow.plan import read_workflow
+from qfleet.workflow.stages import run_workflow
+from tests.support.recorded import make_dataset
+
+ROOT = Path(__file__).parents[2]
+PLAN = """
+env = "CartPole-v1"
+[collect]
+episodes = 60
+seed = 1
+[learn]
+until.epochs = 2
+net.torso = { type = "mlp", sizes = [16] }
+algo.batch_size = 32
+log.every_steps = 500
+eval = { every_steps = 1_000, episodes = 4, test_episodes = 4 }
+"""
+
+
+class Links(HTMLParser):
+    """What a page would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [str(value) for name, value in attrs if name in ("src", "href") or tag in ("script", "link")]
+
+
+def write(place: Path, text: str = PLAN) -> Path:
+    file = place / "plan.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_workflow_ends_with_a_report_and_is_not_done_twice(tmp_path: Path) -> None:
+    plan = read_workflow(write(tmp_path))
+    first = run_workflow(plan, tmp_path / "out")
+    assert first["state"] == "done"
+    assert first["test"]["episodes"] == 4
+    assert [stage["stage"] for stage in first["stages"]] == ["collect", "validate", "prepare", "learn"]
+    assert not any(stage["skipped"] for stage in first["stages"])
+    second = run_workflow(plan, tmp_path / "out")
+    assert [stage["skipped"] for stage in second["stages"]] == [True, False, True, True]
+    assert second["test"] == first["test"]
+    assert second["data"]["version"] == first["data"]["version"]
+    assert json.loads((tmp_path / "out/report.json").read_text())["run"] == second["run"]
+
+
+def test_only_stages_with_other_inputs_are_done_again(tmp_path: Path) -> None:
+    run_workflow(read_workflow(write(tmp_path)), tmp_path / "out")
+    changed = PLAN.replace("until.epochs = 2", "until.epochs = 1")
+    again = run_workflow(read_workflow(write(tmp_path, changed)), tmp_path / "out")
+    assert [stage["skipped"] for stage in again["stages"]] == [True, False, True, False]
+
+
+def test_a_collection_that_was_killed_is_made_again(tmp_path: Path) -> None:
+    plan = read_workflow(write(tmp_path))
+    first = run_workflow(plan, tmp_path / "out")
+    (collected,) = (tmp_path / "out").glob("collected-*")
+    (collected / "manifest.json").unlink()
+    again = run_workflow(plan, tmp_path / "out")
+    assert [stage["skipped"] for stage in again["stages"]] == [False, False, True, True]
+    assert again["data"] == first["data"]
+
+
+def test_the_report_loads_nothing_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "raw", [20] * 60, env_id="<script>alert(1)</script>")
+    text = PLAN.replace("CartPole-v1", "<script>alert(1)</script>").replace(
+        "[collect]\nepisodes = 60\nseed = 1", f'data = "{tmp_path / "raw"}"'
+    )
+    report = run_workflow(read_workflow(write(tmp_path, text)), tmp_path / "out")
+    assert report["test"]["measure"] == "td_error"
+    page = (tmp_path / "out/report.html").read_text()
+    links = Links()
+    links.feed(page)
+    assert not links.found
+    assert "<script" not in page
+    assert "not how well the policy acts" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("env = 'CartPole-v1'", "has neither `data` nor"),
+        ("env = 'CartPole-v1'\ndata = 'x'\n[collect]\nepisodes = 1", "has both `data` and"),
+        ("env = 'CartPole-v1'\nlearning = 1", "is no workflow"),
+        ("[collect]\nepisodes = 0", "is no workflow"),
+    ],
+)
+def test_a_wrong_workflow_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem.replace("`", "`")):
+        read_workflow(write(tmp_path, text))
+
+
+def test_code_that_the_file_names_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, PLAN.replace("CartPole-v1", "own.py:Env"))
+    assert main(["workflow", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert "names code to run" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_example_learns_from_random_play(tmp_path: Path) -> None:
+    report = run_workflow(read_workflow(ROOT / "examples/workflow_cartpole.toml"), tmp_path / "out")
+    random_return = report["data"]["splits"]["train"]["return"]["mean"]
+    assert report["test"]["episodes"] == 100
+    assert report["test"]["low"] > 3 * random_return
+
+
+def test_the_example_is_a_workflow() -> None:
+    file = ROOT / "examples/workflow_cartpole.toml"
+    plan = read_workflow(file)
+    assert plan.collect is not None
+    assert tomllib.loads(file.read_text())["learn"] == plan.learn
