@@ -16,10 +16,10 @@ T = TypeVar("T")
 Clock = Callable[[], float]
 
 RESULT_SECONDS = 3_600.0  # the longest wait for a task that another thread has begun
-WINDOW_SECONDS = 0.1  # of work after which the share of processor time is looked at
+WINDOW_SECONDS = 0.05  # of work after which the share of processor time is looked at
 MIN_SHARE = 0.8  # of a task's time that the processor must have worked on it
 FIRST_PAUSE_SECONDS = 0.5
-MAX_PAUSE_SECONDS = 4.0
+MAX_PAUSE_SECONDS = 8.0
 
 
 class Task(Generic[T]):
