@@ -49,7 +49,7 @@ OTHER_FILES = {
     "qfleet/workflow/stages.py": "makes the folder of a workflow",
     "qfleet/watch/run_listing.py": "removes the folder of an empty group",
     "qfleet/sweep/sweep.py": "removes the empty folder of a member",
-    "qfleet/sweep/capacity.py": "reads a control group's limit",
+    "qfleet/system/cores.py": "reads a control group's limit",
     "qfleet/training/env_trust.py": "the user's own key",
     "qfleet/build/autotune.py": "the user's own cache, and /proc",
     "qfleet/system/oom.py": "/proc and a control group's counters",

@@ -5,7 +5,6 @@ process runs the network on all observations, and environments are stepped in pr
 worlds in threads of their own). Small batches favour the first, accelerators and large networks the second.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.system.child_process import fork_server
+from qfleet.system.cores import usable_cores
 from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 ROUND_TRIP_SECONDS = 1.5e-4  # if it cannot be measured
@@ -185,7 +185,7 @@ def choose_inference(
     if None not in (runtime.inference, runtime.inference_device):
         return plan, []
     try:
-        found = rank_placements(plan, measure(plan, world, policy_on, make), len(os.sched_getaffinity(0)))
+        found = rank_placements(plan, measure(plan, world, policy_on, make), usable_cores())
         chosen = found[0]
         note = placements_text(found)
     except EnvError as error:  # actors are restarted when an environment fails, so a measurement need not end the run

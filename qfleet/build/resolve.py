@@ -140,8 +140,9 @@ def resolve(plan: Plan, spec: Spec) -> Plan:
     plan = choose_torso(plan, spec)
     if plan.custom.explore is not None:  # a function of the user's own replaces the exploration of the plan
         plan = msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))
-    plan = with_runtime(plan, device=choose_device(plan), threads=choose_threads(plan))
-    return with_runtime(plan, parallel=choose_parallel(plan))
+    plan = with_runtime(plan, device=choose_device(plan))
+    plan = with_runtime(plan, parallel=choose_parallel(plan))
+    return with_runtime(plan, threads=choose_threads(plan))
 
 
 def choose_machine_settings(

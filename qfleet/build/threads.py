@@ -1,6 +1,5 @@
-"""How many threads an update uses, and how it uses them."""
+"""How many threads an update uses, and how it uses them; with the run's other processes never more than the cores."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -8,14 +7,53 @@ from typing import Literal
 import torch
 
 from qfleet.nets import draws_random_numbers
-from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, NatureTorso, NoMemory, Plan, StepsView
+from qfleet.plan.schema import (
+    ConvTorso,
+    ImpalaTorso,
+    InlineRuntime,
+    MinatarTorso,
+    NatureTorso,
+    NoMemory,
+    Plan,
+    RayRuntime,
+    StepsView,
+)
+from qfleet.plan.validate.placement import has_central_inference, has_replay_process
+from qfleet.system.cores import usable_cores
+
+# The learner's own thread and one more. The second one pauses while another process uses its core, so it needs no
+# core that is always free (system/parallel_tasks.py).
+TASK_THREADS = 2
 
 
 def choose_threads(plan: Plan) -> int:
-    """Small networks are fastest on one thread; convolutions use every core."""
+    """The plan's number, or else: small networks are fastest on one thread, convolutions use the cores that are left."""
     if plan.runtime.threads is not None:
         return plan.runtime.threads
-    return len(os.sched_getaffinity(0)) if isinstance(plan.net.torso, NatureTorso | ConvTorso | ImpalaTorso) else 1
+    if not isinstance(plan.net.torso, NatureTorso | ConvTorso | ImpalaTorso):
+        return 1
+    return most_threads(plan)
+
+
+def most_threads(plan: Plan) -> int:
+    """As many threads as an update of each learner may use; learners compute all the time and share the cores."""
+    if plan.runtime.parallel == "tasks":
+        return min(TASK_THREADS, max(1, usable_cores() // plan.learners.num))
+    return max(1, (usable_cores() - num_other_processes(plan)) // plan.learners.num)
+
+
+def num_other_processes(plan: Plan) -> int:
+    """Processes on this machine that compute beside the learners: actors, steppers of environments, the replay."""
+    runtime = plan.runtime
+    if isinstance(runtime, RayRuntime) and runtime.address is not None:
+        return 0  # they are on other nodes
+    if isinstance(runtime, InlineRuntime):
+        return plan.env.workers * (plan.learners.num if plan.learners.bundles else 1)
+    if has_central_inference(plan):
+        actors = 1 + max(plan.env.workers, plan.actors.num)
+    else:
+        actors = plan.actors.num * max(1, plan.env.workers)  # an actor waits while its workers step
+    return actors + has_replay_process(plan)
 
 
 def choose_parallel(plan: Plan) -> Literal["tasks", "operations"]:

@@ -1,6 +1,5 @@
 """The environments that a run trains in."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,14 @@ import gymnasium
 import msgspec
 
 from qfleet.build.seeds import WORLDS, stream
+from qfleet.build.threads import TASK_THREADS
 from qfleet.data import World
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.plan.schema import BufferReplay, InlineRuntime, Plan, ProcessesRuntime
 from qfleet.plan.traits import learns_from_data
 from qfleet.plan.validate.placement import actor_learner_plan, has_actor_learners, has_central_inference, num_senders
 from qfleet.system.child_process import fork_server
+from qfleet.system.cores import usable_cores
 
 ROLES = "qfleet.distributed.actors.main"  # its imports are all that a process of a run needs
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
@@ -32,7 +33,7 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
         fork_server(ROLES)  # before environments start one with fewer modules
     num = actor_learner_plan(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_actor_learners(plan) else 1
-    threads = plan.runtime.threads or world_threads(plan, num)
+    threads = world_threads(plan, num)
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads, info=plan.log.info)
 
 
@@ -46,9 +47,10 @@ def resolve_data(plan: Plan, make: EnvMaker | None) -> tuple[Plan, list[str]]:
 
 
 def world_threads(plan: Plan, num: int) -> int:
-    """Threads of a native world with `num` lanes: every core, if no updates are made while it steps."""
+    """Threads of a native world with `num` lanes: the cores that updates leave, all if none are made while it steps."""
     alone = isinstance(plan.runtime, InlineRuntime) and not isinstance(plan.replay, BufferReplay)
-    return min(num, len(os.sched_getaffinity(0))) if alone else 1
+    learning = 0 if alone else plan.runtime.threads or TASK_THREADS
+    return max(1, min(num, usable_cores() - learning))
 
 
 def make_own_world(

@@ -18,13 +18,13 @@ from typing import Any, TypeAlias
 import msgspec
 
 from qfleet.files import open_log
+from qfleet.system.cores import SHARE_VARIABLE, thread_variables
 from qfleet.system.descendants import descendants, send_all
 from qfleet.system.worker_errors import FinalError
 from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 from qfleet.training.process.supervise import run_supervised
 
 READ_BYTES = 1 << 16
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class MemberSetup(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def run_member(given: tuple[MemberSetup, socket.socket]) -> None:
 class MemberProcess:
     """A member's process as the sweep sees it; what it prints goes to its log."""
 
-    def __init__(self, setup: MemberSetup, threads: int) -> None:
+    def __init__(self, setup: MemberSetup, threads: int, cores: int) -> None:
         self.name = setup.name
         os.close(open_log(setup.log))  # a log that cannot be written is an error of the sweep
         self.connection, child_connection = socket.socketpair()
@@ -94,7 +94,7 @@ class MemberProcess:
             own_group=True,  # Ctrl-C reaches the parent only, which passes it on once; twice would end it at once
             keeps_signals=True,
             death_signal=signal.SIGTERM,
-            variables={name: str(threads) for name in THREAD_VARIABLES if name not in os.environ},
+            variables={**thread_variables(threads), SHARE_VARIABLE: str(cores)},
         )
         given = (setup, child_connection)
         self.process = WorkerProcess(get_context("spawn"), setup.name, run_member, given, options)

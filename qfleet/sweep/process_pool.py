@@ -27,6 +27,7 @@ class ProcessPool:
         jobs: Sequence[MemberSetup],
         at_once: int,
         threads: int,
+        cores: int,
         stop_request: StopRequest,
         *,
         on_start: Callable[[str], None],
@@ -38,6 +39,7 @@ class ProcessPool:
         self.alive = dict[str, MemberProcess]()
         self.at_once = at_once
         self.threads = threads
+        self.cores = cores
         self.stop_request = stop_request
         self.on_start = on_start
         self.on_message = on_message
@@ -66,7 +68,7 @@ class ProcessPool:
     def _start(self) -> None:
         while self.waiting and len(self.alive) < self.at_once and not self.stop_request:
             job = self.waiting.popleft()
-            child = self.alive[job.name] = MemberProcess(job, self.threads)
+            child = self.alive[job.name] = MemberProcess(job, self.threads, self.cores)
             self._selector.register(child.connection, selectors.EVENT_READ)
             self.on_start(job.name)
 

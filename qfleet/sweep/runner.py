@@ -118,6 +118,7 @@ class SweepRunner:
             [self._setup(member) for member in todo],
             self.capacity.jobs,
             self.capacity.threads,
+            self.capacity.cores,
             stop_request,
             on_start=self._started,
             on_message=self._receive,

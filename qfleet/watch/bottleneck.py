@@ -102,10 +102,9 @@ def _world(plan: Plan, actors: Shares, cores: int) -> str:
     found = "stepping the environments takes {share} of the time; at most {ceiling} as fast without it"
     envs = plan.env.num
     tries = []  # settings that would step environments in parallel
-    if plan.env.id.startswith("ALE/") or "NoFrameskip" in plan.env.id:  # native code steps all copies in threads
-        if (plan.runtime.threads or 1) < cores:
-            tries.append(f"runtime.threads={cores}")
-    elif envs > 1 and not plan.env.id.startswith("CartPole-v") and plan.env.workers < min(cores, envs):
+    # Native code steps all copies, in threads of its own on the cores that updates leave.
+    native = plan.env.id.startswith(("ALE/", "CartPole-v")) or "NoFrameskip" in plan.env.id
+    if envs > 1 and not native and plan.env.workers < min(cores, envs):
         tries.append(f"env.workers={min(cores, envs)}")
     num_actors = next((num for num in range(min(cores, envs), 1, -1) if envs % num == 0), 1)
     if isinstance(plan.runtime, InlineRuntime) and num_actors > 1:

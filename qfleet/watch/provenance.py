@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.plan.secrets import redacted_arguments
+from qfleet.system.cores import machine_cores
 
 PACKAGES = ("qfleet", "torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba", "ale-py", "MinAtar")
 GIT_LIMIT_SECONDS = 2.0
@@ -45,7 +46,7 @@ def collect_provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "command": redacted_arguments(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **_versions()},
         "platform": platform.platform(),
-        "hardware": {"cpu": processor(), "cores": cores(), "memory_bytes": _memory_bytes()},
+        "hardware": {"cpu": processor(), "cores": machine_cores(), "memory_bytes": _memory_bytes()},
         "git": git_state(Path()),
     }
 
@@ -68,13 +69,6 @@ def processor() -> str:
         lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.processor() or platform.machine())
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_bytes() -> int | None:

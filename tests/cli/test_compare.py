@@ -146,7 +146,7 @@ def test_resume_takes_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dry_run_says_how_many_fit(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr("qfleet.sweep.capacity.cores", lambda: 3)
+    monkeypatch.setattr("qfleet.sweep.capacity.usable_cores", lambda: 3)
     assert main(["train", "CartPole-v1", "--seeds", "5", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "members     5, 3 at once" in shown

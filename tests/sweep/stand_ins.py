@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from qfleet.sweep.member_process import MemberRow, MemberSetup, MemberWarning, send
+from qfleet.system.cores import usable_cores
 from qfleet.system.worker_errors import FinalError
 
 Given = tuple[MemberSetup, socket.socket]
@@ -45,7 +46,7 @@ def act(given: Given) -> None:
         elif what == "say":
             print(value, flush=True)
         elif what == "threads":
-            facts = {"threads": os.environ["OMP_NUM_THREADS"], "light": not {"numpy", "torch"} & set(sys.modules)}
+            facts = {"threads": os.environ["OMP_NUM_THREADS"], "cores": usable_cores(), "light": not {"numpy", "torch"} & set(sys.modules)}
             send(connection, MemberRow({"kind": "threads", **facts}))
         elif what == "leads":
             send(connection, MemberRow({"kind": "leads", "leads": os.getpgrp() == os.getpid()}))

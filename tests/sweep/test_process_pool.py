@@ -37,6 +37,7 @@ class Watch:
             [MemberSetup(self.folder, name, self.folder / f"{name}.log", seed=0) for name in acts],
             at_once,
             3,
+            2,
             self.stop_request,
             on_start=self.started.append,
             on_message=self.receive,
@@ -83,7 +84,7 @@ def test_rows_are_read_and_other_output_goes_to_the_log(watch: Watch, monkeypatc
     assert watch.rows == [
         ("a", {"kind": "progress", "env_steps": 1}),
         ("a", {"kind": "progress", "env_steps": 2}),
-        ("a", {"kind": "threads", "threads": "3", "light": True}),
+        ("a", {"kind": "threads", "threads": "3", "cores": 2, "light": True}),
     ]
     assert (watch.folder / "a.log").read_text() == 'hello {\n["kind"]\n'
 

@@ -13,16 +13,17 @@ import pytest
 
 import qfleet
 from qfleet import Plan, load, resume_group, train_group
+from qfleet.build import threads
 from qfleet.errors import StorageError, UsageError
 from qfleet.save import hold_run, verify_run
 from qfleet.sweep import capacity, member_process, process_pool, runner
-from qfleet.sweep.capacity import cores, find_capacity
+from qfleet.sweep.capacity import find_capacity
 from qfleet.watch import find_run, read_json, write_json
 from qfleet.watch.console import SafeStream
 from qfleet.watch.run_listing import list_runs, remove_run
 from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
 from tests.support.command_server import CommandProcess, CommandServer
-from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, train_arguments, trained
+from tests.support.runs import JUDGED, PONG, Settings, checkpoints, same, small, status, train_arguments, trained
 from tests.sweep import stand_ins
 
 LONG: Settings = {"until.steps": 1_000_000, "save.every_steps": 200, "log.every_steps": 200}
@@ -262,16 +263,51 @@ def test_removing_the_last_member_removes_the_group(plays: Plays, tmp_path: Path
 # --- room ---
 
 
-def test_capacity_is_cores_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "cores", lambda: 7)
-    assert find_capacity(small({"runtime.threads": 2}), 9)[:2] == (3, 2)
-    assert find_capacity(small({"runtime.threads": 2}), 2)[:2] == (2, 2)
-    assert find_capacity(small({"runtime.threads": 8}), 9)[:2] == (1, 8)
-    assert find_capacity(small(), 9, jobs=9)[:2] == (9, 1)
+@pytest.fixture
+def seven_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (capacity, threads):
+        monkeypatch.setattr(module, "usable_cores", lambda: 7)
+
+
+@pytest.mark.usefixtures("seven_cores")
+@pytest.mark.parametrize(
+    ("settings", "num", "jobs", "expected"),
+    [
+        ({"runtime.threads": 2}, 9, None, (3, 2, 2)),
+        ({"runtime.threads": 2}, 2, None, (2, 2, 3)),
+        ({"runtime.threads": 8}, 9, None, (1, 8, 7)),
+        ({}, 9, 9, (9, 1, 1)),
+        # Each member of two actors and a learner keeps three cores busy.
+        ({"runtime.type": "processes", "actors.num": 2}, 9, None, (2, 1, 3)),
+        ({"runtime.type": "processes", "actors.num": 2, "runtime.replay_process": True}, 9, None, (1, 1, 7)),
+    ],
+)
+def test_members_at_once_do_not_keep_more_cores_busy_than_there_are(
+    settings: Settings, num: int, jobs: int | None, expected: tuple[int, int, int]
+) -> None:
+    found = find_capacity(small(settings), num, jobs)
+    assert (found.jobs, found.threads, found.cores) == expected
+
+
+@pytest.mark.usefixtures("seven_cores")
+@pytest.mark.parametrize(
+    ("settings", "num", "expected"),
+    [
+        ({}, 9, (7, 1)),  # their numbers do not depend on threads: one thread each is the fastest for all of them
+        ({}, 3, (3, 2)),  # cores are left for second threads
+        ({}, 1, (1, 2)),
+        ({"runtime.parallel": "operations"}, 9, (1, 7)),  # another number of threads would change the numbers
+        ({"runtime.threads": 2}, 9, (3, 2)),
+    ],
+)
+def test_members_with_convolutions_share_the_cores(settings: Settings, num: int, expected: tuple[int, int]) -> None:
+    plan = small({**PONG, "runtime.threads": None, **settings}, "ALE/Pong-v5")
+    found = find_capacity(plan, num)
+    assert (found.jobs, found.threads) == expected
 
 
 def test_capacity_is_lowered_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "cores", lambda: 8)
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
     each = capacity.PROCESS_BYTES + 1_000
     needs = {"replay_bytes": 1_000, "checkpoint_bytes": 0, "available_bytes": int(3.5 * each / 0.9)}
     monkeypatch.setattr(capacity, "estimate", lambda plan, spec: needs)
@@ -280,18 +316,6 @@ def test_capacity_is_lowered_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_capacity(small(), 5, jobs=4).jobs == 3
     needs["available_bytes"] = 10
     assert find_capacity(small(), 5).jobs == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("max 100000", 99), ("250000 100000", 2), ("50000 100000", 1), ("nonsense", 99), (None, 99)]
-)
-def test_cores_respect_the_limit_of_a_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, expected: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
-    if text is not None:
-        (tmp_path / "cpu.max").write_text(text + "\n")
-    assert cores(tmp_path / "cpu.max") == expected
 
 
 # --- real members ---

@@ -29,6 +29,7 @@ from qfleet.errors import EnvError
 from qfleet.files import open_log
 from qfleet.frames import user_frames
 from qfleet.system.child_process import LOG_BYTES, fork_server
+from qfleet.system.cores import thread_variables
 from qfleet.system.shared_memory import SharedMemory
 from qfleet.system.silence import SilenceTimer
 from qfleet.system.worker_process import WorkerOptions, WorkerProcess
@@ -129,7 +130,7 @@ class EnvWorkerProcess:
 def make_process(name: str, target: Callable[[Any], None], task: EnvWorkerTask, setup: Any, log: str) -> WorkerProcess:
     """A process that makes environments."""
     context = fork_server("qfleet.envs.workers.main")  # a replacement need not import anything
-    options = WorkerOptions(log, folder=task.folder, own_group=True, variables=task.variables)
+    options = WorkerOptions(log, folder=task.folder, own_group=True, variables={**thread_variables(1), **task.variables})
     return WorkerProcess(context, name, target, setup, options)
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 from qfleet.build.components import Components
 from qfleet.learn import ReplaySource
+from qfleet.system.cores import usable_cores
 from qfleet.system.timers import Stopwatch
 from qfleet.training.log.energy import EnergyMeter
-from qfleet.watch import cores, profile_of, rounded, shares_of, times_between, with_other
+from qfleet.watch import profile_of, rounded, shares_of, times_between, with_other
 
 ACTOR_TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")  # what actors count; `wait` is for room in the queue
 WAITING_SHARE = 0.5  # of the time idle, and the learner counts as waiting
@@ -79,7 +80,7 @@ class RunTimes:
             self.components.plan,
             env_steps=max(0, self.components.steps - steps),
             updates=max(0, self.components.learner.updates - updates),
-            cores=cores(),
+            cores=usable_cores(),
             joules=self.meter.joules(),
             savings=self.savings(),
         )
