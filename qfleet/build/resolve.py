@@ -1,6 +1,6 @@
 """Fills in what the plan left open, from the spaces of the environment and the machine; run.toml holds the result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,6 @@ from qfleet.data import Spec
 from qfleet.data.joint_actions import MAX_OUTPUTS
 from qfleet.errors import UsageError
 from qfleet.nets import NATURE, Convolution
-from qfleet.plan import total_updates
 from qfleet.plan.schema import (
     ConvTorso,
     ImpalaTorso,
@@ -22,8 +21,6 @@ from qfleet.plan.schema import (
     OwnTorso,
     Plan,
 )
-
-MIN_UPDATES = 50_000  # a run with fewer is not worth a measurement
 
 
 def smallest_picture(torso: object) -> int:
@@ -143,27 +140,6 @@ def resolve(plan: Plan, spec: Spec) -> Plan:
     plan = with_runtime(plan, device=choose_device(plan))
     plan = with_runtime(plan, parallel=choose_parallel(plan))
     return with_runtime(plan, threads=choose_threads(plan))
-
-
-def choose_machine_settings(
-    plan: Plan, given_threads: int | None, spec: Spec, show: Callable[[str], object] = lambda text: None
-) -> tuple[Plan, list[str], list[str]]:
-    """The plan with the open runtime settings chosen, notes about them, and why the run is not exact, if so.
-
-    `plan` has the usual threads so far. A short run takes the usual choice, a longer one is worth a measurement.
-    """
-    given = plan.runtime
-    usual = not given.compile and given.precision is None and plan.learners.num == 1
-    if usual and not is_long(plan):
-        return with_runtime(plan, precision="float32", compile=False), [], []
-    from qfleet.build.autotune import measured_settings  # slow to import, and short runs do not need it
-
-    return measured_settings(plan, given_threads, spec, show)
-
-
-def is_long(plan: Plan) -> bool:
-    """Does the run have enough updates for a measurement to pay off?"""
-    return total_updates(plan) >= MIN_UPDATES
 
 
 def with_runtime(plan: Plan, **changes: Any) -> Plan:

@@ -27,7 +27,7 @@ TASK_THREADS = 2
 
 
 def choose_threads(plan: Plan) -> int:
-    """The plan's number, or else: small networks are fastest on one thread, convolutions use the cores that are left."""
+    """The plan's number; else one for small networks, which are fastest so, and the free cores for convolutions."""
     if plan.runtime.threads is not None:
         return plan.runtime.threads
     if not isinstance(plan.net.torso, NatureTorso | ConvTorso | ImpalaTorso):

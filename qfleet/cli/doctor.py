@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from qfleet.cli.output import echo, echo_json, echo_table, size
 from qfleet.cli.training import Out
 from qfleet.install import install_command
+from qfleet.system.cores import machine_cores
 
 NEEDED = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba")
 # Each extra's module and the package that provides it.
@@ -44,8 +45,17 @@ class DoctorFinding(NamedTuple):
     code: int = 1
 
 
-def doctor(*, out: Out = "runs", json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False) -> int:
+def doctor(
+    *,
+    out: Out = "runs",
+    measure: Annotated[
+        bool, Parameter(help="Measure what this machine is good at, and show the table.", show_default=False)
+    ] = False,
+    json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False,
+) -> int:
     """Check versions, devices, memory, disk and extras. Exit code 0 if every check passes."""
+    if measure:
+        return _measure(json)
     findings = [_python(), *map(_package, NEEDED), *_torch(), _cores(), _memory(), *_disk(Path(out))]
     findings += [DoctorFinding(extra, True, _installed(extra, *where)) for extra, where in EXTRAS.items()]
     if json:
@@ -56,6 +66,31 @@ def doctor(*, out: Out = "runs", json: Annotated[bool, Parameter(help="As JSON."
     if bad and not json:
         echo("", f"{len(bad)} problem{'s' * (len(bad) != 1)}: {', '.join(each.name for each in bad)}")
     return max((each.code for each in bad), default=0)
+
+
+def _measure(json: bool) -> int:
+    """Measure this machine, and show the table and what follows from it."""
+    from qfleet.build.machine import report
+    from qfleet.build.machine.measurement import MACHINE_SECONDS, measure_machine
+    from qfleet.build.machine.table import read_table, write_table
+
+    def show(text: str) -> None:
+        echo(text, to_stderr=json)
+
+    show(f"measuring this machine: half a minute, at most {MACHINE_SECONDS:.0f} s; other programs disturb it")
+    table = measure_machine(read_table(), show)
+    kept = write_table(table)
+    if json:
+        echo_json({**report.as_json(table), "kept": kept})
+        return 0
+    echo("", report.machine_text(table), "")
+    echo_table(report.measured_rows(table), ("update", "way", "time", "measured"))
+    echo("", "A run that leaves these settings open uses:")
+    echo_table(report.chosen_rows(table))
+    unkept = [] if kept else ["the table could not be kept: the user's cache cannot be written"]
+    for text in (*report.remarks(table), *unkept):
+        echo("", text)
+    return 0
 
 
 def _python() -> DoctorFinding:
@@ -77,15 +112,18 @@ def _torch() -> list[DoctorFinding]:
     names = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("mps")
+    from qfleet.build.machine.report import short_text
+    from qfleet.build.machine.table import read_table
+
     return [
+        DoctorFinding("measured", True, short_text(read_table())),
         DoctorFinding("devices", True, ", ".join(["cpu", *names])),
         DoctorFinding("threads", True, f"torch uses {torch.get_num_threads()}; set runtime.threads to change it"),
     ]
 
 
 def _cores() -> DoctorFinding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return DoctorFinding("cores", True, f"{usable} usable of {os.cpu_count()}")
+    return DoctorFinding("cores", True, f"{machine_cores()} usable of {os.cpu_count()}")
 
 
 def _memory() -> DoctorFinding:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from qfleet.act.predict import make_predictor
 from qfleet.build.components import Components
 from qfleet.build.custom_parts import CustomParts, record_parts, replaced_settings
+from qfleet.build.machine.choices import choose_machine_settings
 from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
-from qfleet.build.resolve import choose_machine_settings, require_device, resolve
+from qfleet.build.resolve import require_device, resolve
 from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.build.worlds import EnvMaker, make_train_world, resolve_data
 from qfleet.data import Spec, World
@@ -182,14 +183,14 @@ def prepare_components(
 
     `show` is called with what takes a while.
     """
-    given_threads = plan.runtime.threads
+    given = plan.runtime
     recorded = record_parts(plan, custom_parts)
     replaced = replaced_settings(plan, recorded)
     plan = resolve(recorded, world.spec)
     plan, data_notes = resolve_data(plan, custom_parts.eval_maker)
     require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
-    plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
+    plan, notes, inexact_reasons = choose_machine_settings(plan, given, world.spec, show)
     components = make_components_here(plan, world, custom_parts, endpoint)
     components.notes = [*getattr(world, "notes", ()), *replaced, *data_notes, *notes, *components.notes]
     components.inexact_reasons = inexact_reasons

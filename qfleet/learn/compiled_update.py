@@ -11,7 +11,6 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +22,7 @@ from qfleet.nets import Network, draws_random_numbers
 from qfleet.plan.schema import Adam as AdamPlan
 from qfleet.plan.schema import AverageTarget, FreshReplay, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
 from qfleet.qlearn import Tensors
+from qfleet.system.cache_folder import cache_folder
 from qfleet.system.timers import COMPILE_TIMER
 
 # From tensors to (loss, gradient norm, mean value) [3] and priorities [N].
@@ -272,8 +272,3 @@ def make_compiled_update(
     tau = plan.algo.target.tau if isinstance(plan.algo.target, AverageTarget) else None
     compiler = capture_cuda_graph if next(net.parameters()).device.type == "cuda" else compile_with_inductor
     return CompiledUpdate(net, target, optimizer, loss, plan.optim.clip_norm, tau, compiler)
-
-
-def cache_folder() -> Path:
-    """This user's folder of measurements and compiled code."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qfleet"

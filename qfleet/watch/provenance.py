@@ -18,6 +18,7 @@ from typing import Any
 
 from qfleet.plan.secrets import redacted_arguments
 from qfleet.system.cores import machine_cores
+from qfleet.system.processor import processor
 
 PACKAGES = ("qfleet", "torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba", "ale-py", "MinAtar")
 GIT_LIMIT_SECONDS = 2.0
@@ -59,16 +60,6 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def processor() -> str:
-    """The name of the processor, where the system has it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
 
 
 def _memory_bytes() -> int | None:

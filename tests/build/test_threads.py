@@ -1,4 +1,4 @@
-"""Threads of updates and of native worlds: with a run's other processes they never keep more cores busy than there are."""
+"""Threads of updates and native worlds: with a run's other processes they keep no more cores busy than there are."""
 
 from typing import Any
 

@@ -791,7 +791,7 @@ WRONG = [
     Wrong(
         "doctor --fix",
         "unknown option --fix",
-        "qfleet doctor has --out, --json.",
+        "qfleet doctor has --out, --measure, --json.",
         "See qfleet doctor --help",
     ),
 ]

@@ -19,9 +19,10 @@ class Reference(Protocol):
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's state folder, so that no test writes into the real one."""
+    """The user's state folder, so that no test writes into the real one; and what was measured here does not count."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
+    monkeypatch.setattr("qfleet.build.machine.table.cache_folder", lambda: home / "cache")
     return home
 
 

@@ -46,7 +46,11 @@ def act(given: Given) -> None:
         elif what == "say":
             print(value, flush=True)
         elif what == "threads":
-            facts = {"threads": os.environ["OMP_NUM_THREADS"], "cores": usable_cores(), "light": not {"numpy", "torch"} & set(sys.modules)}
+            facts = {
+                "threads": os.environ["OMP_NUM_THREADS"],
+                "cores": usable_cores(),
+                "light": not {"numpy", "torch"} & set(sys.modules),
+            }
             send(connection, MemberRow({"kind": "threads", **facts}))
         elif what == "leads":
             send(connection, MemberRow({"kind": "leads", "leads": os.getpgrp() == os.getpid()}))

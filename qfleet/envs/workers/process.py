@@ -130,7 +130,8 @@ class EnvWorkerProcess:
 def make_process(name: str, target: Callable[[Any], None], task: EnvWorkerTask, setup: Any, log: str) -> WorkerProcess:
     """A process that makes environments."""
     context = fork_server("qfleet.envs.workers.main")  # a replacement need not import anything
-    options = WorkerOptions(log, folder=task.folder, own_group=True, variables={**thread_variables(1), **task.variables})
+    variables = {**thread_variables(1), **task.variables}  # its environments share the machine with others
+    options = WorkerOptions(log, folder=task.folder, own_group=True, variables=variables)
     return WorkerProcess(context, name, target, setup, options)
 
 
