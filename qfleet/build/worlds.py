@@ -48,8 +48,9 @@ def resolve_data(plan: Plan, make: EnvMaker | None) -> tuple[Plan, list[str]]:
 
 def world_threads(plan: Plan, num: int) -> int:
     """Threads of a native world with `num` lanes: the cores that updates leave, all if none are made while it steps."""
-    alone = isinstance(plan.runtime, InlineRuntime) and not isinstance(plan.replay, BufferReplay)
-    learning = 0 if alone else plan.runtime.threads or TASK_THREADS
+    if not isinstance(plan.runtime, InlineRuntime):
+        return 1  # this world only shows its spaces
+    learning = (plan.runtime.threads or TASK_THREADS) if isinstance(plan.replay, BufferReplay) else 0
     return max(1, min(num, usable_cores() - learning))
 
 

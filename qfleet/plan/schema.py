@@ -449,7 +449,7 @@ class InlineRuntime(Section, tag="inline"):
 
     An update uses `threads`: whole operations side by side (`parallel=tasks`; its numbers do not depend on the number
     of threads), or every operation divided among all of them (`operations`). `compile` compiles the whole update,
-    `precision` is the dtype of matrix products in updates; left out, they are chosen by measurement.
+    `precision` is the dtype of matrix products in updates; left out, they are chosen to fit the machine.
     """
 
     device: str | None = None
