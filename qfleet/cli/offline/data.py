@@ -1,4 +1,4 @@
-"""`qfleet data`: collect, inspect, validate and prepare data sets."""
+"""`qfleet data`: collect, import, inspect, validate, prepare and export data sets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
+from qfleet.cli.offline.convert import export, import_
 from qfleet.cli.output import echo, echo_json, echo_table
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import read_plan
@@ -175,3 +176,13 @@ app.command(
 app.command(inspect, help_epilogue="Example:\n  qfleet data inspect data/random")
 app.command(validate, help_epilogue="Example:\n  qfleet data validate data/random")
 app.command(prepare, help_epilogue="Example:\n  qfleet data prepare data/random data/prepared --split 80/10/10")
+app.command(
+    import_,
+    name="import",
+    help_epilogue=(
+        "Examples:\n"
+        "  qfleet data import ~/.minari/datasets/cartpole/random-v0 data/random\n"
+        "  qfleet data import logs.csv data/logs --column reward=r --column obs=x,y --env Logs-v0"
+    ),
+)
+app.command(export, help_epilogue="Example:\n  qfleet data export data/random exported --format minari")

@@ -57,6 +57,9 @@ def _start(space: spaces.Space[Any]) -> Array:
 
 def export_space(space: spaces.Space[Any] | None, counts: tuple[int, ...]) -> spaces.Space[Any]:
     """The space of exported actions: the environment's own, or the numbers of its choices if it has levels."""
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary) and action_counts(space) == counts:
+    if (
+        isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+        and action_counts(space) == counts
+    ):
         return space
     return spaces.Discrete(counts[0]) if len(counts) == 1 else spaces.MultiDiscrete(list(counts))

@@ -48,7 +48,7 @@ def read_foreign(folder: Path, name: str, max_bytes: int = MAX_FILE_BYTES) -> by
 def open_foreign(folder: Path, name: str) -> Any:
     """The same as an open file."""
     with clear_errors(folder / name):
-        return open(open_inside(folder, name), "rb")  # noqa: SIM115 - the caller closes it
+        return open(open_inside(folder, name), "rb")
 
 
 def read_table(folder: Path, name: str, columns: list[str] | None = None) -> Any:
@@ -58,6 +58,15 @@ def read_table(folder: Path, name: str, columns: list[str] | None = None) -> Any
         table = _decoded(data, name.rpartition(".")[2], columns)
         require_decoded_size(table.nbytes)
         return table
+
+
+def read_names(folder: Path, name: str) -> list[str]:
+    """The names of a table's columns; none for a format that does not say them first."""
+    if not name.endswith(".parquet"):
+        return []
+    data = read_foreign(folder, name)
+    with clear_errors(folder / name):
+        return list(require_arrow().parquet.ParquetFile(require_arrow().BufferReader(data)).schema_arrow.names)
 
 
 def _decoded(data: bytes, ending: str, columns: list[str] | None) -> Any:

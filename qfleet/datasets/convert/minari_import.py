@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -78,7 +78,9 @@ class MinariImporter:
                 return MinariHdf5(self.folder, self.picture_formats.add)
             case "arrow" | "parquet" as ending:
                 return MinariTables(self.folder, ending, self.picture_formats.add)
-        raise foreign_problem(self.folder / METADATA, f"its data_format {self.metadata.data_format[:50]!r} is not known")
+        raise foreign_problem(
+            self.folder / METADATA, f"its data_format {self.metadata.data_format[:50]!r} is not known"
+        )
 
     def _read(self, number: int) -> Hdf5Episode | TableEpisode:
         return self._storage().episode(number)
@@ -155,5 +157,3 @@ def _exact(arrays: dict[str, Array], columns: tuple[Column, ...]) -> dict[str, A
 def minari_folder(path: Path) -> bool:
     """Is there a data set of Minari?"""
     return is_file(path, f"data/{METADATA}") or is_file(path, METADATA)
-
-
