@@ -164,7 +164,7 @@ def _pictures(frames: Array) -> Any:
     if not can_encode(shape):
         raise UsageError(
             f"pictures of shape {shape} cannot be exported to Minari",
-            "Its format stores pictures in an encoded form, which has height, width, and at most four colours, in this order.",
+            "Its format encodes pictures, which have height, width and two to four colours, in this order.",
             "Export it with --format rllib.",
         )
     return require_arrow().array([encode_picture(frame) for frame in frames], require_arrow().binary())

@@ -41,7 +41,7 @@ class _EnvSpec(msgspec.Struct):
     id: Annotated[str, Meta(max_length=500)]
 
 
-class EpisodeNotes(msgspec.Struct):
+class MinariEpisodeNotes(msgspec.Struct):
     """What is read of an episode's own metadata; names that begin with `qfleet_` are written by `data export`."""
 
     seed: int | None = None
@@ -110,7 +110,7 @@ class MinariImporter:
             yield episode
 
     def _episode(self, number: int) -> RecordedEpisode:
-        notes = msgspec.json.decode(self._storage().metadata(number), type=EpisodeNotes)
+        notes = msgspec.json.decode(self._storage().metadata(number), type=MinariEpisodeNotes)
         found = self._read(number)
         terminated = _end(found.numbers("terminations"))
         mask = found.info(MASK_INFO)

@@ -1,4 +1,7 @@
-"""Minari's Arrow and Parquet storages: a folder per episode. Columns of T values have padding at the end. R = T + 1 rows."""
+"""Minari's Arrow and Parquet storages: a folder per episode, T + 1 rows.
+
+Columns of T values have padding at the end.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -26,7 +26,7 @@ def _require_pillow() -> Any:
 
 
 def decode_picture(data: bytes, shape: tuple[int, ...]) -> tuple[Array, str]:
-    """The pixels, and the format; ValueError if the picture has another shape. Its header is checked before it is read."""
+    """The pixels, and the format; ValueError if it has another shape, which its header says before it is decoded."""
     image = _require_pillow().open(io.BytesIO(data), formats=FORMATS)
     if (image.height, image.width) != shape[:2]:
         raise ValueError(f"a picture of {image.height} x {image.width} pixels is not one of {shape[:2]}")
