@@ -94,11 +94,22 @@ def _collecting_plan(source: str, run: Path | None, settings: tuple[str, ...], s
     return plan if number is None else msgspec.structs.replace(plan, seed=number)
 
 
-def inspect(url: Url, /, *, json: Json = False) -> int:
+def inspect(
+    url: Url,
+    /,
+    *,
+    coverage: Annotated[
+        bool, Parameter(help="Count different pairs of observation and action; reads all files.", show_default=False)
+    ] = False,
+    json: Json = False,
+) -> int:
     """Show what is in a data set, from its index and statistics."""
-    from qfleet.datasets.inspect import summarize_dataset
+    from qfleet.datasets.inspect import coverage_summary, summarize_dataset
 
-    found = summarize_dataset(_open(url))
+    dataset = _open(url)
+    found = summarize_dataset(dataset)
+    if coverage:
+        found["coverage"] = coverage_summary(dataset)
     if json:
         echo_json(found)
         return 0
@@ -109,6 +120,8 @@ def inspect(url: Url, /, *, json: Json = False) -> int:
     echo(f"made with {', '.join(f'{name}={value}' for name, value in found['settings'].items())}")
     header = ("split", "episodes", "steps", "return", "deviation", "length", "actions")
     echo_table([_split_row(name, each) for name, each in found["splits"].items()], header)
+    if coverage:
+        echo(f"{found['coverage']['pairs']:,} different pairs of observation and action")
     return 0
 
 

@@ -13,6 +13,7 @@ from qfleet.errors import UsageError
 
 def action_counts(space: spaces.Space[Any]) -> tuple[int, ...]:
     """The choices in each dimension of a discrete action space."""
+    counts: tuple[int, ...]
     if isinstance(space, spaces.Discrete):
         counts = (int(space.n),)
     elif isinstance(space, spaces.MultiDiscrete):

@@ -117,7 +117,7 @@ class Hdf5Episode:
         if isinstance(space, spaces.Dict | spaces.Tuple):
             leaves: dict[str, Array] = {}
             in_tuple = isinstance(space, spaces.Tuple)
-            parts = enumerate(space.spaces) if in_tuple else space.spaces.items()  # type: ignore[union-attr]
+            parts: Any = enumerate(space.spaces) if in_tuple else space.spaces.items()  # type: ignore[union-attr]
             for key, part in parts:
                 leaves |= self._leaves(found[f"_index_{key}" if in_tuple else str(key)], part, f"{name}/{key}")
             return leaves

@@ -76,7 +76,8 @@ class TransitionsImporter:
             ids = text_column(self.table, self.names["episode"])
         else:  # rows follow each other, and an end begins the next episode
             ends = self._flags("terminated") | self._flags("truncated")
-            ids = [f"{number:08d}" for number in (np.cumsum(ends) - ends).tolist()]
+            numbers: list[int] = (np.cumsum(ends) - ends).tolist()
+            ids = [f"{number:08d}" for number in numbers]
         rows: dict[str, list[int]] = {}
         for row, id in enumerate(ids):
             rows.setdefault(id, []).append(row)
@@ -246,7 +247,7 @@ def _counts(space: spaces.Space[Any]) -> list[int]:
 def _known(values: Array | None, rows: Array) -> Array | None:
     if values is None or np.isnan(values[rows]).any():
         return None
-    return values[rows].astype(np.float64)
+    return np.asarray(values[rows], np.float64)
 
 
 def _typed(array: Array, column: Column) -> Array:
