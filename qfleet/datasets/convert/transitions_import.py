@@ -76,8 +76,8 @@ class TransitionsImporter:
             ids = text_column(self.table, self.names["episode"])
         else:  # rows follow each other, and an end begins the next episode
             ends = self._flags("terminated") | self._flags("truncated")
-            numbers: list[int] = (np.cumsum(ends) - ends).tolist()
-            ids = [f"{number:08d}" for number in numbers]
+            numbers: Array = np.cumsum(ends) - ends.astype(np.int64)
+            ids = [f"{number:08d}" for number in numbers.tolist()]
         rows: dict[str, list[int]] = {}
         for row, id in enumerate(ids):
             rows.setdefault(id, []).append(row)
@@ -217,9 +217,9 @@ class TransitionsImporter:
         """T + 1 observations; ValueError if the one after a step is not the one before the next."""
         obs = self.values.obs[name]
         if len(steps) < len(rows):
-            return obs[rows]
+            return np.asarray(obs[rows])
         if self.values.next_obs is None:
-            return obs[np.append(rows, rows[-1])]
+            return np.asarray(obs[np.append(rows, rows[-1])])
         after = self.values.next_obs[name]
         same = obs[rows[1:]].tobytes() == after[rows[:-1]].tobytes()
         if not same:
