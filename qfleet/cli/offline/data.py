@@ -1,4 +1,4 @@
-"""`qfleet data`: collect, inspect, validate and prepare data sets."""
+"""`qfleet data`: collect, import, inspect, validate, prepare and export data sets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
+from qfleet.cli.offline.convert import export, import_
 from qfleet.cli.output import echo, echo_json, echo_table
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import read_plan
@@ -93,11 +94,22 @@ def _collecting_plan(source: str, run: Path | None, settings: tuple[str, ...], s
     return plan if number is None else msgspec.structs.replace(plan, seed=number)
 
 
-def inspect(url: Url, /, *, json: Json = False) -> int:
+def inspect(
+    url: Url,
+    /,
+    *,
+    coverage: Annotated[
+        bool, Parameter(help="Count different pairs of observation and action; reads all files.", show_default=False)
+    ] = False,
+    json: Json = False,
+) -> int:
     """Show what is in a data set, from its index and statistics."""
-    from qfleet.datasets.inspect import summarize_dataset
+    from qfleet.datasets.inspect import coverage_summary, summarize_dataset
 
-    found = summarize_dataset(_open(url))
+    dataset = _open(url)
+    found = summarize_dataset(dataset)
+    if coverage:
+        found["coverage"] = coverage_summary(dataset)
     if json:
         echo_json(found)
         return 0
@@ -108,6 +120,8 @@ def inspect(url: Url, /, *, json: Json = False) -> int:
     echo(f"made with {', '.join(f'{name}={value}' for name, value in found['settings'].items())}")
     header = ("split", "episodes", "steps", "return", "deviation", "length", "actions")
     echo_table([_split_row(name, each) for name, each in found["splits"].items()], header)
+    if coverage:
+        echo(f"{found['coverage']['pairs']:,} different pairs of observation and action")
     return 0
 
 
@@ -175,3 +189,13 @@ app.command(
 app.command(inspect, help_epilogue="Example:\n  qfleet data inspect data/random")
 app.command(validate, help_epilogue="Example:\n  qfleet data validate data/random")
 app.command(prepare, help_epilogue="Example:\n  qfleet data prepare data/random data/prepared --split 80/10/10")
+app.command(
+    import_,
+    name="import",
+    help_epilogue=(
+        "Examples:\n"
+        "  qfleet data import ~/.minari/datasets/cartpole/random-v0 data/random\n"
+        "  qfleet data import logs.csv data/logs --column reward=r --column obs=x,y --env Logs-v0"
+    ),
+)
+app.command(export, help_epilogue="Example:\n  qfleet data export data/random exported --format minari")

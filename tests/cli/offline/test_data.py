@@ -19,6 +19,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_verbs_from_an_environment_to_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "collect", "CartPole-v1", "raw", "--episodes", "40", "--seed", "1", "env.num=4"]) == 0
     assert "40 episodes" in capsys.readouterr().out
+    assert main(["data", "inspect", "raw", "--coverage"]) == 0
+    assert "different pairs of observation and action" in capsys.readouterr().out
     assert main(["data", "validate", "raw"]) == 0
     assert capsys.readouterr().out.startswith("ok: 40 episodes in 1 files")
     assert main(["data", "prepare", "raw", "ready", "--split", "50/25/25"]) == 0
