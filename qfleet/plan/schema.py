@@ -191,6 +191,23 @@ class ExponentialAnneal(Section, tag="exponential"):
     updates: Positive = 10_000
 
 
+class NoOfflineLoss(Section, tag="off"):
+    """The TD loss alone."""
+
+
+class ConservativeOfflineLoss(Section, tag="cql"):
+    """`alpha` times log sum exp of all values minus the recorded action's value is added (Kumar et al. 2020, CQL(H)).
+
+    Values of actions that were not recorded stay low.
+    """
+
+    alpha: Rate = 1.0
+
+
+class CloningOfflineLoss(Section, tag="bc"):
+    """Behaviour cloning in place of the TD loss: the greedy action is the one recorded most often (a baseline)."""
+
+
 class Algo(Section):
     """The learning rule: targets, exploration, batch and loss; a batch is computed in `accumulate` parts."""
 
@@ -208,6 +225,7 @@ class Algo(Section):
     accumulate: Positive = 1
     loss: Literal["huber", "mse"] = "huber"
     rescale: bool = False
+    offline: NoOfflineLoss | ConservativeOfflineLoss | CloningOfflineLoss = NoOfflineLoss()
     reset: NoReset | PeriodicReset = NoReset()
     anneal: NoAnneal | ExponentialAnneal = NoAnneal()
 

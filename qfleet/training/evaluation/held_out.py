@@ -100,7 +100,8 @@ class HeldOutEvaluator:
                 fields[name] = None if array is None else torch.from_numpy(array).to(learner.device)
         net = policy.net
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-            _, error, _ = learner.compute_loss(learner.head, learner.rule, learner.view, net, net, Tensors(**fields))
+            own = learner.gradients
+            _, error, _ = own.compute_loss(own.head, own.rule, own.view, net, net, Tensors(**fields))
         return error.cpu()
 
 
