@@ -446,12 +446,14 @@ class DatasetReplay(Section, tag="dataset"):
     """No environment: a data set at `path` is learned from in epochs, in which every step is used once.
 
     Settings in steps, and `env_steps` in rows, count the recorded steps that were learned from. `version` pins the data
-    set; left out, it is that of the day the run begins. At most `cache_bytes` of decoded shards are kept in memory.
+    set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed. At most `cache_bytes` of
+    decoded files are kept in memory.
     """
 
     path: Annotated[str, Meta(max_length=4_096)] = ""
     split: Literal["train", "validation", "test", "all"] = "train"
     version: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
+    open_shards: Annotated[int, Meta(ge=1, le=1_000)] = 4
     cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from qfleet.plan import schema
 from qfleet.plan.schema import Plan
-from qfleet.plan.traits import clones, has_one_member, has_several_learners, is_distributional, learns_from_data
+from qfleet.plan.traits import clones, has_one_member, is_distributional, learns_from_data
 from qfleet.plan.validate.pairs import Pair
+from qfleet.plan.validate.placement import has_actor_learners
 
 Condition = Callable[[Plan], bool]
 
@@ -29,10 +30,10 @@ OFFLINE_PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         "replay.type",
-        "learners.num",
-        _offline(has_several_learners),
-        "Only one learner reads a data set so far.",
-        "Leave learners.num at 1.",
+        "learners.bundles",
+        _offline(has_actor_learners),
+        f"{NO_ACTORS} An actor-learner acts.",
+        "Leave learners.bundles off: every learner reads its own part of the data set.",
     ),
     Pair(
         "replay.type",

@@ -11,6 +11,7 @@ from qfleet.plan.validate.offline import OFFLINE_PAIRS
 DATA = "replay.type=dataset replay.path=a"
 REFUSED = {
     f"{DATA} runtime.type=processes": "There is nothing that could run in other processes",
+    f"{DATA} learners.num=2 learners.bundles=true": "An actor-learner acts",
     f"{DATA} population.num=2": "Members of a population",
     f"{DATA} algo.view.type=sequences net.memory.type=gru": "Only single steps are read",
     f"{DATA} algo.bonus.type=count": "A bonus makes an actor explore",
