@@ -446,8 +446,8 @@ class DatasetReplay(Section, tag="dataset"):
     """No environment: a data set at `path` is learned from in epochs, in which every step is used once.
 
     Settings in steps, and `env_steps` in rows, count the recorded steps that were learned from. `version` pins the data
-    set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed. At most `cache_bytes` of
-    decoded files are kept in memory.
+    set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed. Every learner keeps at
+    most `cache_bytes` of decoded files in memory.
     """
 
     path: Annotated[str, Meta(max_length=4_096)] = ""

@@ -15,7 +15,9 @@ from qfleet.learn.batch_split import select_items
 from qfleet.plan.schema import Plan
 from qfleet.replay import SamplerTotals
 
-Share = tuple[LearnShare | LearnOwn | LearnPositions, Arrays, Array]  # a request to learn, its arrays, and the ids of its items
+Share = tuple[
+    LearnShare | LearnOwn | LearnPositions, Arrays, Array
+]  # a request to learn, its arrays, and the ids of its items
 
 
 class BatchScatter(Protocol):

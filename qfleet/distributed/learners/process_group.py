@@ -11,8 +11,8 @@ from torch import Tensor
 from qfleet.audit.history import HistoryLog, NoHistory
 from qfleet.data import Array, Batch, Sequences
 from qfleet.distributed.learners.batch_scatter import BatchScatter, SplitScatter, make_scatter
-from qfleet.distributed.learners.epoch_scatter import EpochScatter, PositionSource
 from qfleet.distributed.learners.env_reports import EnvReports
+from qfleet.distributed.learners.epoch_scatter import EpochScatter, PositionSource
 from qfleet.distributed.learners.launcher import LearnerLauncher, ShardGroup
 from qfleet.distributed.learners.messages import FormGroup, GroupJoined
 from qfleet.distributed.learners.pool import LearnerPool
@@ -33,7 +33,14 @@ from qfleet.system.worker_errors import WorkerLost
 class ProcessGroup:
     """Rank 0's end of the current group; a new one is formed whenever members come or go, or the strategy changes."""
 
-    def __init__(self, plan: Plan, learner: Learner, launcher: LearnerLauncher, env_reports: EnvReports, positions: PositionSource | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        learner: Learner,
+        launcher: LearnerLauncher,
+        env_reports: EnvReports,
+        positions: PositionSource | None = None,
+    ) -> None:
         self.plan = plan
         self.positions = positions  # of a data set
         self.learner = learner

@@ -87,7 +87,7 @@ class LearnerWorker:
             self.learner = build_learner(self.plan, setup.env_spec, setup.spec, parts)
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
-        self.dataset_source: "DatasetSource | None" = None  # opened by the first share of a data set
+        self.dataset_source: DatasetSource | None = None  # opened by the first share of a data set
         self.given_up: float | None = None  # the cosine for which this learner gave up its codec, if it did
 
     def handle(self, message: messages.LearnerRequest, arrays: Arrays) -> Parts:

@@ -109,9 +109,7 @@ def make_dataset_source(plan: Plan, replay: Replay) -> DatasetSource:
     require_open_shards(dataset, cache, settings.open_shards)
     order = EpochOrder(tuple(file.steps for file in files), plan.seed, settings.open_shards)
     size = plan.algo.batch_size
-    return DatasetSource(
-        replay, order, cache, replay.cut, make_n_step(plan), size, whole=plan.learners.num == 1
-    )
+    return DatasetSource(replay, order, cache, replay.cut, make_n_step(plan), size, whole=plan.learners.num == 1)
 
 
 def require_open_shards(dataset: Dataset, cache: ShardCache, num: int) -> None:
