@@ -25,7 +25,7 @@ MIN_COMPRESSION = 4  # of frames, in most games
 def replay_bytes(plan: Plan, spec: Spec) -> int:
     """Bytes of a full replay of this spec: rows, queue, sampler, and the count of copies."""
     if isinstance(plan.replay, DatasetReplay):
-        return plan.replay.cache_bytes
+        return plan.replay.cache_bytes * plan.learners.num  # every learner has a cache of its own
     sample = sample_replay(plan, spec)
     spec = stored_spec(plan, spec)
     lanes = plan.env.num

@@ -10,11 +10,13 @@ from qfleet.build.custom_parts import CustomParts, pack_parts
 from qfleet.build.inference_placement import choose_inference
 from qfleet.build.make import make_components, make_policy
 from qfleet.data import Spec, World
-from qfleet.learn import Learner
+from qfleet.learn import BatchSource, Learner
 from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime
+from qfleet.plan.traits import learns_from_data
 from qfleet.plan.validate.placement import has_actor_learners
 
 if TYPE_CHECKING:
+    from qfleet.distributed.learners.epoch_scatter import PositionSource
     from qfleet.distributed.learners.launcher import LearnerLauncher
     from qfleet.distributed.ray.rpc import LearnerEndpoint
 
@@ -33,13 +35,27 @@ def components_for(
 
         try:
             launcher = learner_launcher(plan, world.spec, components, custom_parts)
+            source = components.batch_source
             components.peers = LearnerGroup(
-                plan, components.learner, launcher, components.batch_source if has_actor_learners(plan) else None
+                plan,
+                components.learner,
+                launcher,
+                source if has_actor_learners(plan) else None,
+                data_positions(source) if learns_from_data(plan) else None,
             )
         except BaseException:
             components.close()
             raise
     return components
+
+
+def data_positions(source: BatchSource) -> "PositionSource":
+    """The source of a data set, which the other learners read too."""
+    from qfleet.learn.offline.dataset_source import DatasetSource  # an extra, and most runs act
+
+    if not isinstance(source, DatasetSource):
+        raise TypeError("this source has no positions")
+    return source
 
 
 def learner_launcher(

@@ -22,6 +22,8 @@ from qfleet.learn.torch_optimizer import OptimizerMaker, TorchOptimizer
 from qfleet.nets import ImplicitQuantileHead, QNet, draws_random_numbers, parametrized_layers
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import (
+    CloningOfflineLoss,
+    ConservativeOfflineLoss,
     ConvTorso,
     DatasetReplay,
     ExponentialAnneal,
@@ -35,6 +37,8 @@ from qfleet.plan.schema import (
 from qfleet.plan.validate.placement import num_senders
 from qfleet.qlearn import (
     CheckedRule,
+    CloningLoss,
+    ConservativeLoss,
     CustomTdLoss,
     Head,
     Loss,
@@ -88,11 +92,11 @@ def make_learner(
         optimizer = TorchOptimizer(trained, custom_optimizer)
     head = head or make_head(plan, spec)
     rule = make_rule(plan.algo) if rule is None else CheckedRule(rule)
-    compute_loss: TdLoss = td_loss if loss is None else CustomTdLoss(loss, (net, target))
+    compute_loss = plan_loss(plan) if loss is None else CustomTdLoss(loss, (net, target))
     compiled_update = None
     if plan.runtime.compile:
         compiled_update = make_compiled_update(
-            plan, net, target, optimizer, partial(td_loss, head, rule, make_view(plan.algo))
+            plan, net, target, optimizer, partial(compute_loss, head, rule, make_view(plan.algo))
         )
     gradients = make_loss_gradients(plan, spec, net, target, head=head, rule=rule, compute_loss=compute_loss)
     return Learner(
@@ -109,6 +113,16 @@ def make_learner(
         device=device,
         compiled_update=compiled_update,
     )
+
+
+def plan_loss(plan: Plan) -> TdLoss:
+    """The plan's loss: that of TD errors, perhaps with a term for recorded experience."""
+    match plan.algo.offline:
+        case ConservativeOfflineLoss(alpha=alpha):
+            return ConservativeLoss(alpha)
+        case CloningOfflineLoss():
+            return CloningLoss()
+    return td_loss
 
 
 def make_loss_gradients(

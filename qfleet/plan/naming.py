@@ -10,6 +10,7 @@ DISTINCTIVE = {
     "algo.rule.type",
     "algo.n_step",
     "algo.view.type",
+    "algo.offline.type",
     "net.head.type",
     "net.dueling",
     "net.noisy",
@@ -42,6 +43,10 @@ PRESETS = {
     "munchausen-iqn-dueling-noisy-per-n3": ("btr", "btr-small"),
     "double-decoupled-per-n3": ("decqn",),
     "double-decoupled-n3": ("decqn-small",),
+}
+OFFLINE = {
+    schema.ConservativeOfflineLoss: ("cql", "conservative (CQL)"),
+    schema.CloningOfflineLoss: ("bc", "behaviour cloning"),
 }
 HEADS = {schema.CategoricalHead: "C51", schema.QuantileHead: "QR-DQN", schema.ImplicitHead: "IQN"}
 
@@ -82,6 +87,7 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
         rule.get(type(plan.algo.rule), ("", "")) if plan.custom.rule is None else ("", ""),
         *([("pqn", "")] if fresh else []),
         *([("offline", "offline")] if isinstance(replay, schema.DatasetReplay) else []),
+        *([OFFLINE[offline]] if (offline := type(plan.algo.offline)) in OFFLINE else []),
         *([(head, "")] if head else []),
         *([("dueling", "dueling")] if net.dueling else []),
         *([("noisy", "noisy layers")] if net.noisy else []),

@@ -191,6 +191,23 @@ class ExponentialAnneal(Section, tag="exponential"):
     updates: Positive = 10_000
 
 
+class NoOfflineLoss(Section, tag="off"):
+    """The TD loss alone."""
+
+
+class ConservativeOfflineLoss(Section, tag="cql"):
+    """`alpha` times log sum exp of all values minus the recorded action's value is added (Kumar et al. 2020, CQL(H)).
+
+    Values of actions that were not recorded stay low.
+    """
+
+    alpha: Rate = 1.0
+
+
+class CloningOfflineLoss(Section, tag="bc"):
+    """Behaviour cloning in place of the TD loss: the greedy action is the one recorded most often (a baseline)."""
+
+
 class Algo(Section):
     """The learning rule: targets, exploration, batch and loss; a batch is computed in `accumulate` parts."""
 
@@ -208,6 +225,7 @@ class Algo(Section):
     accumulate: Positive = 1
     loss: Literal["huber", "mse"] = "huber"
     rescale: bool = False
+    offline: NoOfflineLoss | ConservativeOfflineLoss | CloningOfflineLoss = NoOfflineLoss()
     reset: NoReset | PeriodicReset = NoReset()
     anneal: NoAnneal | ExponentialAnneal = NoAnneal()
 
@@ -428,12 +446,14 @@ class DatasetReplay(Section, tag="dataset"):
     """No environment: a data set at `path` is learned from in epochs, in which every step is used once.
 
     Settings in steps, and `env_steps` in rows, count the recorded steps that were learned from. `version` pins the data
-    set; left out, it is that of the day the run begins. At most `cache_bytes` of decoded shards are kept in memory.
+    set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed. Every learner keeps at
+    most `cache_bytes` of decoded files in memory.
     """
 
     path: Annotated[str, Meta(max_length=4_096)] = ""
     split: Literal["train", "validation", "test", "all"] = "train"
     version: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
+    open_shards: Annotated[int, Meta(ge=1, le=1_000)] = 4
     cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
 
 

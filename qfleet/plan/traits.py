@@ -1,6 +1,6 @@
 """Properties of a plan that several rules check."""
 
-from qfleet.plan.schema import DatasetReplay, FreshReplay, Plan, ScalarHead
+from qfleet.plan.schema import CloningOfflineLoss, DatasetReplay, FreshReplay, Plan, ScalarHead
 
 
 def uses_fresh_replay(plan: Plan) -> bool:
@@ -11,6 +11,11 @@ def uses_fresh_replay(plan: Plan) -> bool:
 def learns_from_data(plan: Plan) -> bool:
     """Does the plan learn from a data set, without acting?"""
     return isinstance(plan.replay, DatasetReplay)
+
+
+def clones(plan: Plan) -> bool:
+    """Does the plan imitate recorded actions, without values of what follows?"""
+    return isinstance(plan.algo.offline, CloningOfflineLoss)
 
 
 def is_distributional(plan: Plan) -> bool:

@@ -50,6 +50,8 @@ def html_report(report: dict[str, Any]) -> str:
 
 def score_name(test: dict[str, Any]) -> str:
     """What the scores are."""
+    if test.get("measure") == "cross_entropy":
+        return "minus the mean cross-entropy of validation episodes"
     return "minus the mean TD error of validation episodes" if test.get("on") == "data" else "mean validation return"
 
 
@@ -58,6 +60,11 @@ def test_sentence(test: dict[str, Any]) -> str:
     if not test:
         return "There is no test result."
     span = f"95 % interval [{test['low']:.4g}, {test['high']:.4g}], {test['episodes']} test episodes"
+    if test.get("measure") == "cross_entropy":
+        return (
+            f"Mean cross-entropy of the best checkpoint: {test['cross_entropy']:.4g} (scores are negative; {span}). "
+            "This says how well recorded actions are predicted, not how well the policy acts."
+        )
     if test.get("on") == "data":
         return (
             f"Mean TD error of the best checkpoint: {test['td_error']:.4g} (scores are negative; {span}). "

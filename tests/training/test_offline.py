@@ -14,6 +14,7 @@ from qfleet.plan import make_plan, read_plan
 from qfleet.save import Checkpoints
 from qfleet.workflow import collect, parse_behaviour
 from tests.support.recorded import SPEC, make_dataset
+from tests.support.runs import events
 
 SMALL: dict[str, Any] = {
     "net.torso.type": "mlp",
@@ -182,3 +183,21 @@ def test_a_data_set_needs_a_path() -> None:
 def test_the_plan_of_a_run_is_read_again(prepared: Path, tmp_path: Path) -> None:
     run = learn(prepared, tmp_path, "run", **{"until.epochs": 1})
     assert read_plan(run.path / "run.toml") == run.plan
+
+
+def test_a_cloned_policy_is_judged_by_its_cross_entropy(prepared: Path, tmp_path: Path) -> None:
+    settings = settings_for(prepared, **{"until.epochs": 1, "algo.offline.type": "bc", "eval.on": "data"})
+    del settings["algo.n_step"]  # without effect
+    run = train(make_plan("CartPole-v1", overrides=settings), out=tmp_path, name="run", progress=False)
+    row = run.result()
+    assert row is not None
+    assert row["measure"] == "cross_entropy"
+    assert 0 < row["cross_entropy"] == -row["mean"] < 1  # of two actions chosen at random it is ln 2
+
+
+def test_two_learners_make_a_run(prepared: Path, tmp_path: Path) -> None:
+    more = {"until.epochs": 1, "learners.num": 2, "runtime.threads": 1, "algo.offline.type": "cql", "eval.on": "data"}
+    run = learn(prepared, tmp_path, "run", **more)
+    num_steps = sum(file.steps for file in open_dataset(str(prepared)).files("train"))
+    assert run.status["updates"] == -(-num_steps // 32)
+    assert not events(run.path, "learner_lost")

@@ -1,5 +1,5 @@
 """In which order the transitions of a data set are learned from."""
 
-from qfleet.datasets.epochs.order import EpochOrder, learner_positions
+from qfleet.datasets.epochs.order import EpochOrder, owners_by_shard
 
-__all__ = ["EpochOrder", "learner_positions"]
+__all__ = ["EpochOrder", "owners_by_shard"]

@@ -9,13 +9,15 @@ from qfleet.data.array_messages import batch_arrays, batch_form
 from qfleet.data.wire_format import Arrays
 from qfleet.distributed.learners import shares
 from qfleet.distributed.learners.env_reports import EnvReports
-from qfleet.distributed.learners.messages import EnvReport, Learned, LearnOwn, LearnShare
+from qfleet.distributed.learners.messages import EnvReport, Learned, LearnOwn, LearnPositions, LearnShare
 from qfleet.learn import BatchSource
 from qfleet.learn.batch_split import select_items
 from qfleet.plan.schema import Plan
 from qfleet.replay import SamplerTotals
 
-Share = tuple[LearnShare | LearnOwn, Arrays, Array]  # a request to learn, its arrays, and the ids of its items
+Share = tuple[
+    LearnShare | LearnOwn | LearnPositions, Arrays, Array
+]  # a request to learn, its arrays, and the ids of its items
 
 
 class BatchScatter(Protocol):

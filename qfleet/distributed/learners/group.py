@@ -16,6 +16,7 @@ from qfleet.audit.history import History
 from qfleet.data import Batch, Report, Sequences, State
 from qfleet.distributed.learners.actor_learner_state import ActorLearnerStates
 from qfleet.distributed.learners.env_reports import EnvReports
+from qfleet.distributed.learners.epoch_scatter import PositionSource
 from qfleet.distributed.learners.launcher import LearnerLauncher
 from qfleet.distributed.learners.messages import Hashes, ReadHashes
 from qfleet.distributed.learners.process_group import ProcessGroup, is_synchronous, type_name
@@ -35,13 +36,18 @@ class LearnerGroup:
     """The driver's learner and its peers; `update` is that of one learner."""
 
     def __init__(
-        self, plan: Plan, learner: Learner, launcher: LearnerLauncher, batch_source: BatchSource | None = None
+        self,
+        plan: Plan,
+        learner: Learner,
+        launcher: LearnerLauncher,
+        batch_source: BatchSource | None = None,
+        positions: PositionSource | None = None,
     ) -> None:
         require_backend_for_device(plan, learner)
         self.plan = plan
         self.learner = learner
         self.env_reports = EnvReports(batch_source)
-        self.process_group = ProcessGroup(plan, learner, launcher, self.env_reports)
+        self.process_group = ProcessGroup(plan, learner, launcher, self.env_reports, positions)
         self.pool = self.process_group.pool
         self.updater = GroupUpdater(self.process_group)
         self.actor_learners = None if batch_source is None else ActorLearnerStates(self.pool)

@@ -42,6 +42,14 @@ class LearnShare(Message):
     share: float
 
 
+class LearnPositions(Message):
+    """Learn from the transitions of the data set at the positions in the arrays; the gradient counts `share` times."""
+
+    updates: Count
+    rate: float
+    share: float
+
+
 class LearnOwn(Message):
     """An actor-learner learns from a batch of its own replay; the rest are totals over all replays."""
 
@@ -76,7 +84,9 @@ class Reseed(Message):
     number: Count
 
 
-LearnerRequest = FormGroup | ReadHashes | LearnShare | LearnOwn | ReadFile | WriteFile | LoadFiles | Reseed
+LearnerRequest = (
+    FormGroup | ReadHashes | LearnShare | LearnPositions | LearnOwn | ReadFile | WriteFile | LoadFiles | Reseed
+)
 
 # Replies
 

@@ -9,9 +9,10 @@ import msgspec
 from torch import Tensor
 
 from qfleet.audit.history import HistoryLog, NoHistory
-from qfleet.data import Array
+from qfleet.data import Array, Batch, Sequences
 from qfleet.distributed.learners.batch_scatter import BatchScatter, SplitScatter, make_scatter
 from qfleet.distributed.learners.env_reports import EnvReports
+from qfleet.distributed.learners.epoch_scatter import EpochScatter, PositionSource
 from qfleet.distributed.learners.launcher import LearnerLauncher, ShardGroup
 from qfleet.distributed.learners.messages import FormGroup, GroupJoined
 from qfleet.distributed.learners.pool import LearnerPool
@@ -32,8 +33,16 @@ from qfleet.system.worker_errors import WorkerLost
 class ProcessGroup:
     """Rank 0's end of the current group; a new one is formed whenever members come or go, or the strategy changes."""
 
-    def __init__(self, plan: Plan, learner: Learner, launcher: LearnerLauncher, env_reports: EnvReports) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        learner: Learner,
+        launcher: LearnerLauncher,
+        env_reports: EnvReports,
+        positions: PositionSource | None = None,
+    ) -> None:
         self.plan = plan
+        self.positions = positions  # of a data set
         self.learner = learner
         self.launcher = launcher
         self.env_reports = env_reports
@@ -85,7 +94,7 @@ class ProcessGroup:
         self.members = members
         self.pending_ids = {handle: deque() for handle in members}
         self.sync_plan = self.next_sync_plan
-        self.scatter = make_scatter(self.plan, size, self.late_priorities, self.env_reports)
+        self.scatter = self.make_scatter(size)
         self.record_formed()
         if isinstance(self.sync_plan, Serving):
             self.server = self.launcher.start_server(self.sync_plan, self.learner)
@@ -98,6 +107,17 @@ class ProcessGroup:
         self.must_reform = False
         self.requested_at = time.monotonic()
         self.pool.log_event("group_formed", number=self.number, learners=size, sync=type_name(self.sync_plan))
+
+    def make_scatter(self, size: int) -> BatchScatter:
+        """The scatter of a group of this size."""
+        if self.positions is not None:
+            balance = self.plan.learners.balance
+            return EpochScatter(size, self.positions, self.late_priorities, balance=balance)
+        return make_scatter(self.plan, size, self.late_priorities, self.env_reports)
+
+    def whole_batch(self, batch: Batch | Sequences) -> Batch | Sequences:
+        """The batch for rank 0 alone: of a data set it says only which transitions are next."""
+        return batch if self.positions is None else self.positions.batch_at(batch.ids)
 
     def form_request(self, size: int) -> FormGroup:
         """The request to form the group, as far as it is the same for all ranks."""

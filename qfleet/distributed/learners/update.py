@@ -32,7 +32,7 @@ class GroupUpdater:
 
     def alone(self, batch: Batch | Sequences) -> Report:
         """One update on rank 0 only, because no other learner is ready."""
-        report = self.learner.update(batch)
+        report = self.learner.update(self.group.whole_batch(batch))
         items = len(batch.ids)
         fields = {"update": self.learner.updates, "own": items, "items": items, "finite": True}
         self.group.history.note("team", "made", group=0, **fields)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -27,12 +27,16 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.plan.sync_schema import Sync as SyncPlan
 from qfleet.plan.validate.placement import has_actor_learners
+from qfleet.replay import make_replay
 from qfleet.sync.average import LogEvent
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.make import make_served, make_sync
 from qfleet.sync.process_groups import make_gloo, make_nccl
 from qfleet.sync.served import PushRefused, ShardConnection
 from qfleet.sync.strategies import GradientCallback, OptimizerStep, Sync, copy_into, flatten_tensors, gradient_callback
+
+if TYPE_CHECKING:
+    from qfleet.learn.offline.dataset_source import DatasetSource
 
 MAX_TRIES = 100
 
@@ -83,6 +87,7 @@ class LearnerWorker:
             self.learner = build_learner(self.plan, setup.env_spec, setup.spec, parts)
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
+        self.dataset_source: DatasetSource | None = None  # opened by the first share of a data set
         self.given_up: float | None = None  # the cosine for which this learner gave up its codec, if it did
 
     def handle(self, message: messages.LearnerRequest, arrays: Arrays) -> Parts:
@@ -93,6 +98,8 @@ class LearnerWorker:
                     return self.form_group(message), {}
                 case messages.LearnShare():
                     return self.learn_share(message, arrays)
+                case messages.LearnPositions():
+                    return self.learn_positions(message, arrays)
                 case messages.ReadHashes():
                     hashes = [state_hash(self.learner, part) for part in ("all", "targets", "weights")]
                     return messages.Hashes(*hashes), {}
@@ -133,7 +140,7 @@ class LearnerWorker:
             report = self.actor_learner.take_report()
         return messages.GroupJoined(request.number, state_hash(self.learner), report)
 
-    def begin_update(self, request: messages.LearnShare | messages.LearnOwn) -> None:
+    def begin_update(self, request: messages.LearnShare | messages.LearnPositions | messages.LearnOwn) -> None:
         """Set the learner to where rank 0's is."""
         if self.sync is None:
             raise CommLost("not in a group")
@@ -144,6 +151,15 @@ class LearnerWorker:
         """Make one update with the others, from the share in the request."""
         self.begin_update(request)
         pending, seconds, finite = self.update(as_batch(request.form, arrays, self.spec), request.share)
+        return messages.Learned(finite, seconds, self.given_up), {"priority": pending.report.priority}
+
+    def learn_positions(self, request: messages.LearnPositions, arrays: Arrays) -> Parts:
+        """Make one update with the others, from transitions that this learner reads itself."""
+        self.begin_update(request)
+        if self.dataset_source is None:
+            self.dataset_source = open_dataset_source(self.plan, self.spec)
+        batch = self.dataset_source.batch_at(arrays["positions"])
+        pending, seconds, finite = self.update(batch, request.share)
         return messages.Learned(finite, seconds, self.given_up), {"priority": pending.report.priority}
 
     def learn_own(self, request: messages.LearnOwn, actor_learner: ActorLearner) -> messages.Learned:
@@ -207,6 +223,13 @@ def build_learner(plan: Plan, env_spec: Spec, spec: Spec, parts: CustomParts) ->
     """A learner like the driver's, with initial weights of its own."""
     policy = make_policy(plan, env_spec, torch.device(plan.runtime.device or "cpu"), parts)
     return make_custom_learner(plan, env_spec, spec, learner_net(plan, policy), policy, parts)
+
+
+def open_dataset_source(plan: Plan, spec: Spec) -> "DatasetSource":
+    """The plan's data set, as rank 0 reads it."""
+    from qfleet.learn.offline.dataset_source import make_dataset_source  # an extra, and most runs act
+
+    return make_dataset_source(plan, make_replay(plan, spec, 1, np.random.default_rng(0)))
 
 
 def join_group(plan: Plan, request: messages.FormGroup, own: str | None = None) -> Comm:

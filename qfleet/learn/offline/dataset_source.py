@@ -29,6 +29,7 @@ class DatasetSource:
     cut: StepCut
     n_step: NStepReturn
     batch_size: int
+    whole: bool = True  # else several learners read their own parts of a batch: it has positions only
     steps: int = 0  # transitions given away: the position in the epochs
     _loads_before: int = field(default=0)
 
@@ -44,7 +45,11 @@ class DatasetSource:
         """The next transitions; a batch may begin in one epoch and end in the next."""
         positions = np.arange(self.steps, self.steps + self.batch_size)
         self.steps += self.batch_size
-        return self.batch_at(positions)
+        return self.batch_at(positions) if self.whole else positions_only(positions)
+
+    def shards_at(self, positions: Array) -> Array:  # [N]
+        """The shards in which the transitions at these positions are."""
+        return self.order.locate(positions)[0]
 
     def batch_at(self, positions: Array) -> Batch:
         """The transitions at these positions, whose numbers are the ids of the batch."""
@@ -78,6 +83,12 @@ class DatasetSource:
         self.steps = saved_count(state, "steps")
 
 
+def positions_only(positions: Array) -> Batch:
+    """A batch that says which transitions are next, for learners that read them themselves."""
+    none = np.zeros(0, np.float32)
+    return Batch(none, np.zeros(0, np.int64), none, none, none, none, positions)
+
+
 def joined(parts: list[Batch], order: Array) -> Batch:
     """Several batches as one, whose items are then taken in this order."""
     fields: dict[str, Any] = {}
@@ -95,19 +106,21 @@ def make_dataset_source(plan: Plan, replay: Replay) -> DatasetSource:
     dataset = open_dataset(settings.path, settings.version)
     files = dataset.require_files(settings.split)
     cache = ShardCache(dataset, files, replay.spec, settings.cache_bytes)
-    require_one_shard(dataset, cache)
-    order = EpochOrder(tuple(file.steps for file in files), plan.seed)
-    return DatasetSource(replay, order, cache, replay.cut, make_n_step(plan), plan.algo.batch_size)
+    require_open_shards(dataset, cache, settings.open_shards)
+    order = EpochOrder(tuple(file.steps for file in files), plan.seed, settings.open_shards)
+    size = plan.algo.batch_size
+    return DatasetSource(replay, order, cache, replay.cut, make_n_step(plan), size, whole=plan.learners.num == 1)
 
 
-def require_one_shard(dataset: Dataset, cache: ShardCache) -> None:
-    """Refuse a cache that cannot hold the largest shard."""
-    need = max(file.rows for file in cache.files) * row_bytes(cache)
+def require_open_shards(dataset: Dataset, cache: ShardCache, num: int) -> None:
+    """Refuse a cache that cannot hold the largest shards that may be open at the same time."""
+    rows = sorted((file.rows for file in cache.files), reverse=True)[:num]
+    need = sum(rows) * row_bytes(cache)
     if need > cache.max_bytes:
         raise UsageError(
             f"replay.cache_bytes={cache.max_bytes} is too small for {dataset.place.url}",
-            f"Its largest file takes {need:,} bytes when it is decoded, and one file must fit.",
-            f"Use replay.cache_bytes={need} or more, or prepare it with smaller files.",
+            f"Its {len(rows)} largest files take {need:,} bytes when they are decoded, and replay.open_shards={num}.",
+            f"Use replay.cache_bytes={need} or more, fewer replay.open_shards, or prepare it with smaller files.",
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from qfleet.plan import sync_schema
 from qfleet.plan.schema import CountBonus, InlineRuntime, MaxRule, Plan, ProcessesRuntime, RayRuntime, SoftmaxExplore
 from qfleet.plan.traits import (
+    clones,
     has_one_learner,
     has_one_member,
     has_several_learners,
@@ -19,6 +20,15 @@ from qfleet.plan.validate.placement import has_actor_learners
 
 ACTOR_SETTINGS = ("chunk_rows", "slots", "hung_seconds", "restarts", "compress", "actor_cpus")
 SOCKETS = ("gloo", "nccl")
+CLONED = (
+    "algo.rule.type",
+    "algo.n_step",
+    "algo.discount",
+    "algo.loss",
+    "algo.target.type",
+    "algo.target.every_updates",
+    "algo.target.tau",
+)
 ONE_LEARNER = "A single learner (learners.num=1) does not synchronise."
 NO_ACTORS = "With learners.bundles every learner acts itself: there are no other actors."
 STEP_PER_GRADIENT = "Every gradient is a step of its own: see sync.num_gradients."
@@ -100,6 +110,7 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.target.type", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.every_updates", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.tau", uses_fresh_replay, "Without replay there is no target network."),
+    *((path, clones, "A cloned policy has no values of what follows.") for path in CLONED),
     ("sync.type", lambda plan: has_one_learner(plan) and not isinstance(plan.sync, sync_schema.SoloSync), ONE_LEARNER),
     ("sync.codec.type", has_one_learner, "With learners.num=1 nothing is sent."),
     ("learners.backend", has_one_learner, "With learners.num=1 there is no other learner to reach."),

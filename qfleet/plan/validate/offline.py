@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from qfleet.plan import schema
 from qfleet.plan.schema import Plan
-from qfleet.plan.traits import has_one_member, has_several_learners, learns_from_data
+from qfleet.plan.traits import clones, has_one_member, is_distributional, learns_from_data
 from qfleet.plan.validate.pairs import Pair
+from qfleet.plan.validate.placement import has_actor_learners
 
 Condition = Callable[[Plan], bool]
 
@@ -29,10 +30,10 @@ OFFLINE_PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         "replay.type",
-        "learners.num",
-        _offline(has_several_learners),
-        "Only one learner reads a data set so far.",
-        "Leave learners.num at 1.",
+        "learners.bundles",
+        _offline(has_actor_learners),
+        f"{NO_ACTORS} An actor-learner acts.",
+        "Leave learners.bundles off: every learner reads its own part of the data set.",
     ),
     Pair(
         "replay.type",
@@ -75,6 +76,34 @@ OFFLINE_PAIRS: tuple[Pair, ...] = (
         _offline(lambda plan: isinstance(plan.steer.batch, schema.GrowingBatch)),
         "The batch size of a data set is the same in all epochs.",
         "Leave steer.batch.type off.",
+    ),
+    Pair(
+        "algo.offline.type",
+        "replay.type",
+        _online(lambda plan: not isinstance(plan.algo.offline, schema.NoOfflineLoss)),
+        "Who acts tries the actions whose values seem too high; only a data set has actions that nobody can try.",
+        "Use replay.type=dataset, or leave algo.offline.type off.",
+    ),
+    Pair(
+        "algo.offline.type",
+        "custom.loss",
+        lambda plan: not isinstance(plan.algo.offline, schema.NoOfflineLoss) and plan.custom.loss is not None,
+        "A loss of your own replaces the plan's.",
+        "Leave algo.offline.type off, and add the term to your loss.",
+    ),
+    Pair(
+        "algo.offline.type",
+        "net.head.type",
+        lambda plan: clones(plan) and is_distributional(plan),
+        "A cloned policy is made of one number per action, not of returns.",
+        "Use net.head.type=scalar, or algo.offline.type=cql.",
+    ),
+    Pair(
+        "algo.offline.type",
+        "algo.rescale",
+        lambda plan: clones(plan) and plan.algo.rescale,
+        "A cloned policy has no values to rescale.",
+        "Leave algo.rescale off, or use algo.offline.type=cql.",
     ),
     Pair(
         "until.epochs",

@@ -15,6 +15,7 @@ from qfleet.datasets.format import Dataset, Split
 from qfleet.learn import Learner
 from qfleet.learn.offline.shards import DataShard, ShardCache
 from qfleet.plan.schema import DatasetReplay
+from qfleet.plan.traits import clones
 from qfleet.qlearn import Tensors
 from qfleet.replay import StepCut, make_n_step
 from qfleet.training.log.run_status import Row
@@ -22,14 +23,15 @@ from qfleet.watch.statistics import summarize
 
 ITEMS_PER_CALL = 1_024
 TD_ERROR = "td_error"
+CROSS_ENTROPY = "cross_entropy"  # of a cloned policy and the recorded actions
 
 
 @dataclass(eq=False)
 class HeldOutEvaluator:
     """Scores are minus the mean absolute TD error of an episode, with the network itself as the target network.
 
-    For a head that describes a distribution the error is its loss. A small error says that values are consistent with
-    the data, not that the policy is good.
+    For a head that describes a distribution the error is its loss, for a cloned policy its cross-entropy. A small error
+    says that values are consistent with the data, not that the policy is good.
     """
 
     components: Components
@@ -63,9 +65,10 @@ class HeldOutEvaluator:
                     return None
                 scores.append(-self.mean_error(policy, shard, items))
                 lengths.append(len(items))
-        row = {"split": split, "on": "data", "measure": TD_ERROR, "epsilon": 0.0, "cut_episodes": 0}
+        measure = CROSS_ENTROPY if clones(self.components.plan) else TD_ERROR
+        row = {"split": split, "on": "data", "measure": measure, "epsilon": 0.0, "cut_episodes": 0}
         found = summarize(scores)
-        return {**row, TD_ERROR: -found["mean"], "length_mean": float(np.mean(lengths)), **found}
+        return {**row, measure: -found["mean"], "length_mean": float(np.mean(lengths)), **found}
 
     def cache(self, split: Split) -> ShardCache:
         """The shards of a split."""
@@ -100,7 +103,8 @@ class HeldOutEvaluator:
                 fields[name] = None if array is None else torch.from_numpy(array).to(learner.device)
         net = policy.net
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
-            _, error, _ = learner.compute_loss(learner.head, learner.rule, learner.view, net, net, Tensors(**fields))
+            own = learner.gradients
+            _, error, _ = own.compute_loss(own.head, own.rule, own.view, net, net, Tensors(**fields))
         return error.cpu()
 
 

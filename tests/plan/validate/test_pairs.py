@@ -629,6 +629,23 @@ ALONE = [
         "With population.num=1 there is one learning rate, optim.learning_rate.",
         "Leave population.spread out.",
     ),
+    *(
+        Refused(
+            f"{setting} algo.offline.type=bc replay.type=dataset replay.path=a{more}",
+            f"{setting} (command line) has no effect",
+            "A cloned policy has no values of what follows.",
+            f"Leave {setting.partition('=')[0]} out.",
+        )
+        for setting, more in (
+            ("algo.rule.type=max", ""),
+            ("algo.n_step=3", ""),
+            ("algo.discount=0.5", ""),
+            ("algo.loss=mse", ""),
+            ("algo.target.type=average", ""),
+            ("algo.target.every_updates=10", ""),
+            ("algo.target.tau=0.1", " env.id=CartPole-v1"),
+        )
+    ),
 ]
 
 NESTED = [
