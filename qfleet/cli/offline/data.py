@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
+from qfleet.cli.offline.judge import judge_policy
 from qfleet.cli.output import echo, echo_json, echo_table
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import read_plan
@@ -175,3 +176,9 @@ app.command(
 app.command(inspect, help_epilogue="Example:\n  qfleet data inspect data/random")
 app.command(validate, help_epilogue="Example:\n  qfleet data validate data/random")
 app.command(prepare, help_epilogue="Example:\n  qfleet data prepare data/random data/prepared --split 80/10/10")
+app.command(
+    judge_policy,
+    name="judge",
+    usage="Usage: qfleet data judge RUN|POLICY URL [OPTIONS]",
+    help_epilogue="Example:\n  qfleet data judge latest data/prepared --split test",
+)
