@@ -30,6 +30,7 @@ def judge_policy(
     epsilon: Annotated[float, Parameter(help="Estimates are of the policy with this share of random actions.")] = 0.1,
     seed: Annotated[str, Parameter(help="Decides everything random.", metavar="N")] = "0",
     episodes: Annotated[str, Parameter(help="At most so many episodes.", metavar="N")] = "1000",
+    updates: Annotated[str, Parameter(help="Of each fitted Q evaluation.", metavar="N")] = "4000",
     out: Annotated[str, Parameter(help="Folder in which a run is looked for by its name.")] = "runs",
     json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False,
 ) -> int:
@@ -44,8 +45,9 @@ def judge_policy(
     require_option("--epsilon", epsilon, 0.0 <= epsilon <= 1.0, "Use a share from 0 to 1.")
     number = parse_count("--seed", seed, least=0) or 0
     most = parse_count("--episodes", episodes) or 1
+    fit_updates = parse_count("--updates", updates) or 1
     folder = find_run(source, out)
-    settings = OnDataSettings(split, epsilon, number, most)  # type: ignore[arg-type]
+    settings = OnDataSettings(split, epsilon, number, most, fit_updates)  # type: ignore[arg-type]
     found = evaluate_on_data(read_plan(folder / "run.toml"), load_policy(folder), open_dataset(url), settings)
     if json:
         echo_json(found)
@@ -79,4 +81,9 @@ def number_row(name: str, each: dict[str, Any]) -> tuple[str, str, str, str]:
     if each["value"] is None:
         return (label, "refused", "", each["refused"])
     span = "" if each["low"] is None else f"[{each['low']:.4g}, {each['high']:.4g}]"
-    return (label, f"{each['value']:.4g}", span, ", ".join(f"{key}={number:.3g}" for key, number in each["support"].items()))
+    return (
+        label,
+        f"{each['value']:.4g}",
+        span,
+        ", ".join(f"{key}={number:.3g}" for key, number in each["support"].items()),
+    )

@@ -8,6 +8,7 @@ import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from qfleet.datasets.estimates.intervals import percentiles, resample_counts
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
 MIN_COVERAGE = 0.05  # the mean probability that the evaluated policy gives to recorded actions
+SPARE = 1.05  # a fit may be so much above the largest return that there can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class ScaledNet(nn.Module):
         self.scale = max(1e-6, float(table.returns.std()))
         widths = [table.obs.shape[1], *sizes]
         layers: list[nn.Module] = []
-        for before, width in zip(widths[:-1], widths[1:], strict=True):
+        for before, width in pairwise(widths):
             layers += [nn.Linear(before, width), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], table.target.shape[1]))
 
@@ -158,9 +160,9 @@ def return_limit(episodes: Sequence[ValuedEpisode], gamma: float) -> float:
 
 
 def bounded(values: Array, limit: float, support: dict[str, float], seed: int) -> Estimate:  # [S, N]
-    """The mean with its interval over episodes and seeds; refused if no policy could have such a return."""
+    """The mean with its interval over first states and seeds, but not over fitted episodes; refused if impossible."""
     value = float(values.mean())
-    if not np.isfinite(value) or abs(value) > limit:
+    if not np.isfinite(value) or abs(value) > SPARE * limit:
         return refuse(f"the fit diverged: {value:.4g}, and no return is larger than {limit:.4g}", support)
     by_episode = resample_counts(values.shape[1], seed).astype(np.float64)
     by_seed = resample_counts(len(values), seed + 1).astype(np.float64)

@@ -94,9 +94,7 @@ def learned_from(plan: Plan, episode: ValuedEpisode) -> ValuedEpisode:
     return replace(episode, reward=np.clip(episode.reward, -1.0, 1.0)) if plan.env.clip_reward else episode
 
 
-def valued_episodes(
-    policy: Policy, spec: Spec, dataset: Dataset, settings: OnDataSettings
-) -> Iterator[ValuedEpisode]:
+def valued_episodes(policy: Policy, spec: Spec, dataset: Dataset, settings: OnDataSettings) -> Iterator[ValuedEpisode]:
     """The first episodes of a split."""
     left = settings.episodes
     for file in dataset.require_files(settings.split):
@@ -107,9 +105,7 @@ def valued_episodes(
         yield from found
 
 
-def file_episodes(
-    policy: Policy, spec: Spec, dataset: Dataset, file: DataFile, epsilon: float
-) -> list[ValuedEpisode]:
+def file_episodes(policy: Policy, spec: Spec, dataset: Dataset, file: DataFile, epsilon: float) -> list[ValuedEpisode]:
     """The episodes of a data file, with the policy's values."""
     shard = load_shard(dataset, file, spec)
     pairs = zip(episode_items(shard), dataset.episodes(file), strict=True)
