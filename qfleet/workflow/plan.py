@@ -26,13 +26,23 @@ class PrepareStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     salt: str = "qfleet"
 
 
-class WorkflowPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JudgingStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the policy is evaluated on recorded test episodes."""
+
+    epsilon: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    seed: Annotated[int, Meta(ge=0)] = 0
+    episodes: Annotated[int, Meta(ge=1)] = 1_000
+    updates: Annotated[int, Meta(ge=1)] = 2_000  # of each fitted Q evaluation
+
+
+class WorkflowPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"judging": "judge"}):
     """All stages. Either `data` names a data set that is there, or `collect` says how to make one."""
 
     env: Annotated[str, Meta(min_length=1)]
     data: str | None = None
     collect: CollectStage | None = None
     prepare: PrepareStage = PrepareStage()
+    judging: JudgingStage = JudgingStage()
     learn: dict[str, Any] = {}  # tables of a plan, as for `qfleet train --plan`
 
 
@@ -44,7 +54,7 @@ def read_workflow(file: str | Path) -> WorkflowPlan:
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{file} is no workflow: {error}",
-            "It has `env`, the tables [collect], [prepare] and [learn], or `data` in place of [collect].",
+            "It has `env`, the tables [collect], [prepare], [learn] and [judge], or `data` in place of [collect].",
             "See examples/workflow_cartpole.toml and docs/workflow.md.",
         ) from error
     if (plan.data is None) == (plan.collect is None):

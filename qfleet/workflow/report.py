@@ -43,9 +43,35 @@ def html_report(report: dict[str, Any]) -> str:
         table(("stage", "inputs", "done before", "seconds"), [tuple(each.values()) for each in report["stages"]]),
         "<h2>Learning</h2>",
         curves,
+        *on_data_parts(report.get("on_data")),
     ]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def on_data_parts(found: dict[str, Any] | None) -> list[str]:
+    """What recorded test episodes say about the policy; a refused number says why."""
+    if not found:
+        return []
+    sentence = (
+        f"{found['episodes']:,} recorded episodes of split {found['split']}, discount {found['discount']:g}. "
+        f"Estimates are of the policy with {found['epsilon']:.0%} random actions."
+    )
+    groups = [(row["steps"], f"{row['value']:.4g}", f"{row['return']:.4g}") for row in found["calibration"]["groups"]]
+    return [
+        "<h2>The policy on recorded episodes</h2>",
+        f"<p>{escape(sentence)}</p>",
+        table(("number", "value", "95 %", "note"), [number_row(*each) for each in found["numbers"].items()]),
+        table(("steps", "mean value", "mean return that followed"), groups),
+    ]
+
+
+def number_row(name: str, each: dict[str, Any]) -> tuple[str, str, str, str]:
+    """One number."""
+    if each["value"] is None:
+        return (name, "refused", "", each["refused"])
+    span = "" if each["low"] is None else f"{each['low']:.4g} to {each['high']:.4g}"
+    return (name, f"{each['value']:.4g}", span, ", ".join(f"{key} {part:.3g}" for key, part in each["support"].items()))
 
 
 def score_name(test: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,10 +19,13 @@ from qfleet.datasets.format import Dataset, open_dataset
 from qfleet.datasets.inspect import summarize_dataset, validate_dataset
 from qfleet.datasets.prepare import PreparePlan, parse_split, prepare_dataset
 from qfleet.errors import StorageError
-from qfleet.files import is_file
+from qfleet.files import is_file, replace_inside
+from qfleet.plan import read_plan
 from qfleet.plan.compose import compose
 from qfleet.plan.schema import Plan
 from qfleet.run_object import Run
+from qfleet.training.checkpoints.saved_policy import load_policy
+from qfleet.training.evaluation.on_data import OnDataSettings, evaluate_on_data
 from qfleet.watch import find_run, read_json
 from qfleet.workflow.collecting import collect, parse_behaviour
 from qfleet.workflow.plan import WorkflowPlan
@@ -44,7 +48,7 @@ class Workflow:
 
     def do(self, name: str, inputs: Any, work: Callable[[str], tuple[Result, bool]]) -> Result:
         """Do a stage; `work` gets the hash of its inputs, and returns its result and whether it was there already."""
-        key = hash_of({"stage": name, "inputs": inputs})
+        key = hash_of({"stage": name, "inputs": inputs, "qfleet": version("qfleet")})
         began = time.monotonic()
         result, skipped = work(key)
         seconds = round(time.monotonic() - began, 3)
@@ -113,6 +117,25 @@ class Workflow:
             return resume(self.folder / name), False
         return train(plan, out=self.folder, name=name), False
 
+    def evaluate(self, run: Run, dataset: Dataset) -> dict[str, Any] | None:
+        """What recorded test episodes say about the policy; None without a test split."""
+        if not dataset.files("test"):
+            return None
+        stage = self.plan.judging
+        settings = OnDataSettings("test", stage.epsilon, stage.seed, stage.episodes, stage.updates)
+        inputs = {"data": dataset.version, "run": run.path.name, "judge": msgspec.to_builtins(stage)}
+
+        def work(key: str) -> tuple[dict[str, Any], bool]:
+            name = f"judged-{key}.json"
+            if is_file(self.folder, name):
+                return read_json(self.folder / name), True
+            plan = read_plan(run.path / "run.toml")
+            found = evaluate_on_data(plan, load_policy(run.path), dataset, settings)
+            replace_inside(self.folder, name, msgspec.json.encode(found))
+            return found, False
+
+        return self.do("judge", inputs, work)
+
     def learning_plan(self, dataset: Dataset) -> Plan:
         """The plan of the run."""
         tables = dict(self.plan.learn)
@@ -129,6 +152,8 @@ def run_workflow(plan: WorkflowPlan, folder: Path, say: Say = lambda text: None)
     workflow.validate(collected)
     prepared = workflow.prepare(collected)
     run = workflow.learn(prepared)
+    done = run.status.get("state") == "done"  # a run that was stopped has no final policy yet
+    judged = workflow.evaluate(run, prepared) if done else None
     report = {
         "plan": msgspec.to_builtins(plan),
         "stages": workflow.stages,
@@ -139,6 +164,7 @@ def run_workflow(plan: WorkflowPlan, folder: Path, say: Say = lambda text: None)
         "validation": [row for row in run.metrics if row.get("kind") == "eval" and row.get("split") == "validation"],
         "progress": [row for row in run.metrics if row.get("kind") == "progress"],
         "test": run.result(),
+        "on_data": judged,
     }
     write_report(folder, report)
     return report

@@ -48,10 +48,13 @@ def test_a_workflow_ends_with_a_report_and_is_not_done_twice(tmp_path: Path) -> 
     first = run_workflow(plan, tmp_path / "out")
     assert first["state"] == "done"
     assert first["test"]["episodes"] == 4
-    assert [stage["stage"] for stage in first["stages"]] == ["collect", "validate", "prepare", "learn"]
+    assert [stage["stage"] for stage in first["stages"]] == ["collect", "validate", "prepare", "learn", "judge"]
     assert not any(stage["skipped"] for stage in first["stages"])
     second = run_workflow(plan, tmp_path / "out")
-    assert [stage["skipped"] for stage in second["stages"]] == [True, False, True, True]
+    assert [stage["skipped"] for stage in second["stages"]] == [True, False, True, True, True]
+    assert second["on_data"] == first["on_data"]
+    assert first["on_data"]["numbers"]["fitted_q"]["refused"]  # too few test episodes
+    assert "it needs 20 episodes" in (tmp_path / "out/report.html").read_text()
     assert second["test"] == first["test"]
     assert second["data"]["version"] == first["data"]["version"]
     assert json.loads((tmp_path / "out/report.json").read_text())["run"] == second["run"]
@@ -61,7 +64,7 @@ def test_only_stages_with_other_inputs_are_done_again(tmp_path: Path) -> None:
     run_workflow(read_workflow(write(tmp_path)), tmp_path / "out")
     changed = PLAN.replace("until.epochs = 2", "until.epochs = 1")
     again = run_workflow(read_workflow(write(tmp_path, changed)), tmp_path / "out")
-    assert [stage["skipped"] for stage in again["stages"]] == [True, False, True, False]
+    assert [stage["skipped"] for stage in again["stages"]] == [True, False, True, False, False]
 
 
 def test_a_collection_that_was_killed_is_made_again(tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_a_collection_that_was_killed_is_made_again(tmp_path: Path) -> None:
     (collected,) = (tmp_path / "out").glob("collected-*")
     (collected / "manifest.json").unlink()
     again = run_workflow(plan, tmp_path / "out")
-    assert [stage["skipped"] for stage in again["stages"]] == [False, False, True, True]
+    assert [stage["skipped"] for stage in again["stages"]] == [False, False, True, True, True]
     assert again["data"] == first["data"]
 
 

@@ -7,6 +7,7 @@ from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
 from qfleet.cli.offline.convert import export, import_
+from qfleet.cli.offline.judge import judge_policy
 from qfleet.cli.output import echo, echo_json, echo_table
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import read_plan
@@ -162,12 +163,18 @@ def prepare(
     *,
     split: Annotated[str, Parameter(help="Percentages of train, validation and test.")] = "80/10/10",
     salt: Annotated[str, Parameter(help="Another salt makes another split.")] = "qfleet",
+    group: Annotated[str, Parameter(help="Keep episodes of one seed, world or behaviour in one split.")] = "",
+    unique: Annotated[bool, Parameter(help="Leave out episodes with equal content.", show_default=False)] = False,
+    shards: Annotated[str | None, Parameter(help="Divide the training split into N shards.", metavar="N")] = None,
+    capacity: Annotated[str | None, Parameter(help="Speeds of their nodes: 1,1,0.5.", metavar="LIST")] = None,
     json: Json = False,
 ) -> int:
     """Split a data set by its episodes, and compute the statistics of every split."""
-    from qfleet.datasets.prepare import PreparePlan, parse_split, prepare_dataset
+    from qfleet.datasets.prepare import PreparePlan, parse_capacities, parse_split, prepare_dataset, require_group
 
-    prepare_dataset(_open(url), target, PreparePlan(parse_split(split, salt)))
+    capacities = parse_capacities(parse_count("--shards", shards), capacity)
+    plan = PreparePlan(parse_split(split, salt), group=require_group(group), unique=unique, capacities=capacities)
+    prepare_dataset(_open(url), target, plan)
     return inspect(target, json=json)
 
 
@@ -199,3 +206,9 @@ app.command(
     ),
 )
 app.command(export, help_epilogue="Example:\n  qfleet data export data/random exported --format minari")
+app.command(
+    judge_policy,
+    name="judge",
+    usage="Usage: qfleet data judge RUN|POLICY URL [OPTIONS]",
+    help_epilogue="Example:\n  qfleet data judge latest data/prepared --split test",
+)

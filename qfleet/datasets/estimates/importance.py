@@ -1,0 +1,83 @@
+"""Weighted importance sampling per decision (Precup, Sutton and Singh 2000). Shapes: N episodes, T steps, R resamples.
+
+rho_t = prod_(k <= t) pi(a_k | s_k) / b(a_k | s_k);  V = sum_t gamma^t sum_i rho_it r_it / sum_i rho_it
+An episode that has ended keeps its last weight, with rewards of 0: otherwise long episodes alone would count.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qfleet.data import Array
+from qfleet.datasets.estimates.estimate import Estimate, refuse, too_few
+from qfleet.datasets.estimates.intervals import percentiles, resample_counts
+from qfleet.datasets.estimates.valued_episode import ValuedEpisode
+
+MIN_EFFECTIVE = 20.0  # episodes, by the size of equal weights that would vary as much
+MAX_SHARE = 0.2  # of the weight of all episodes that one may have
+STEPS_PER_BLOCK = 500
+
+
+def log_ratios(episode: ValuedEpisode) -> Array:  # [T]
+    """log pi(a|s) - log b(a|s); -inf where the evaluated policy never acts so."""
+    if episode.probability is None:
+        raise ValueError("the probabilities of the recorded actions are not known")
+    target = episode.target[np.arange(episode.num_steps), episode.action]
+    with np.errstate(divide="ignore"):
+        found: Array = np.log(target) - np.log(episode.probability)
+    return found
+
+
+def weight_table(episodes: Sequence[ValuedEpisode]) -> Array:  # [N, T]
+    """rho of every episode and step, in each column divided by the largest, so that nothing overflows."""
+    horizon = max(each.num_steps for each in episodes)
+    logs = np.empty((len(episodes), horizon))
+    for at, episode in enumerate(episodes):
+        sums = np.cumsum(log_ratios(episode))
+        logs[at, : len(sums)] = sums
+        logs[at, len(sums) :] = sums[-1]
+    top = logs.max(0)
+    weights: Array = np.exp(logs - np.where(np.isfinite(top), top, 0.0))
+    return weights
+
+
+def effective_size(weight: Array) -> tuple[float, float]:  # [N]
+    """(sum w)^2 / sum w^2, and the largest share of one episode (Kong 1992)."""
+    total = weight.sum()
+    if total <= 0:
+        return 0.0, 1.0
+    return float(total**2 / (weight**2).sum()), float(weight.max() / total)
+
+
+def weighted_returns(weights: Array, rewards: Array, gamma: float, counts: Array) -> Array:  # [N, T] x 2, [R, N] -> [R]
+    """V of every resample; a step at which no episode has weight adds nothing."""
+    total = np.zeros(len(counts))
+    for begin in range(0, weights.shape[1], STEPS_PER_BLOCK):
+        block = weights[:, begin : begin + STEPS_PER_BLOCK]
+        below = counts @ block
+        above = counts @ (block * rewards[:, begin : begin + STEPS_PER_BLOCK])
+        each = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+        total += each @ gamma ** np.arange(begin, begin + block.shape[1])
+    return total
+
+
+def importance_estimate(episodes: Sequence[ValuedEpisode], gamma: float, seed: int) -> Estimate:
+    """The discounted return of the evaluated policy, within the lengths that were recorded."""
+    if reason := too_few(len(episodes)):
+        return refuse(reason)
+    if any(each.probability is None for each in episodes):
+        return refuse("the data set does not have the probabilities of the recorded actions")
+    weights = weight_table(episodes)
+    size, share = effective_size(weights[:, -1])
+    support = {"episodes": float(len(episodes)), "effective_episodes": size, "largest_weight": share}
+    if size < MIN_EFFECTIVE:
+        return refuse(f"{size:.1f} episodes are effective, and it needs {MIN_EFFECTIVE:g}", support)
+    if share > MAX_SHARE:
+        return refuse(f"one episode has {share:.0%} of all weight, and {MAX_SHARE:.0%} is the most", support)
+    rewards = np.zeros_like(weights)
+    for at, episode in enumerate(episodes):
+        rewards[at, : episode.num_steps] = episode.reward
+    value = weighted_returns(weights, rewards, gamma, np.ones((1, len(episodes))))
+    counts = resample_counts(len(episodes), seed).astype(np.float64)
+    low, high = percentiles(weighted_returns(weights, rewards, gamma, counts))
+    return Estimate(float(value[0]), low, high, support=support)

@@ -1,0 +1,139 @@
+"""What recorded episodes say about a policy: errors, agreement, calibration and off-policy estimates.
+
+The environment is not needed. Shapes: T steps, A actions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from qfleet.act import Policy
+from qfleet.data import Array, Spec
+from qfleet.datasets.estimates import (
+    FittedQSettings,
+    ValuedEpisode,
+    agreement,
+    calibration,
+    epsilon_greedy_probabilities,
+    fitted_q_estimate,
+    importance_estimate,
+    ratio_estimate,
+    td_errors,
+)
+from qfleet.datasets.format import DataFile, Dataset, Split
+from qfleet.errors import UsageError
+from qfleet.learn.offline.shards import DataShard, load_shard
+from qfleet.plan.schema import Plan
+from qfleet.replay import NStepReturn, StepCut
+from qfleet.training.evaluation.held_out import ITEMS_PER_CALL, episode_items
+
+
+@dataclass(frozen=True, slots=True)
+class OnDataSettings:
+    """On which episodes a policy is evaluated, and as what: epsilon-greedy, for a greedy one has weights of 0 only."""
+
+    split: Split = "test"
+    epsilon: float = 0.1
+    seed: int = 0
+    episodes: int = 1_000  # at most; all of them are in memory
+    fit_updates: int = 4_000  # of a fitted Q evaluation
+    fit_seeds: int = 3
+
+
+def evaluate_on_data(plan: Plan, policy: Policy, dataset: Dataset, settings: OnDataSettings) -> dict[str, Any]:
+    """Every number with its interval over episodes, or with the reason why it is refused."""
+    spec = require_policy(plan, policy, dataset)
+    gamma = plan.algo.discount
+    episodes = list(valued_episodes(policy, spec, dataset, settings))
+    learned = [learned_from(plan, each) for each in episodes]
+    returns = np.array([each.returns(gamma)[0] for each in episodes])
+    fit = FittedQSettings(gamma, settings.fit_seeds, settings.fit_updates, seed=settings.seed)
+    found = {**td_errors(learned, gamma, settings.seed), **agreement(episodes, settings.seed)}
+    estimates = {
+        "recorded_return": ratio_estimate(returns, np.ones(len(returns)), settings.seed),
+        "fitted_q": fitted_q_estimate(episodes, fit),
+        "weighted_importance": importance_estimate(episodes, gamma, settings.seed),
+    }
+    return {
+        "version": dataset.version,
+        "split": settings.split,
+        "episodes": len(episodes),
+        "steps": sum(each.num_steps for each in episodes),
+        "discount": gamma,
+        "epsilon": settings.epsilon,
+        "seed": settings.seed,
+        "fit": {"updates": fit.updates, "seeds": fit.num_seeds},
+        "numbers": {name: each.row() for name, each in (found | estimates).items()},
+        "calibration": calibration(learned, gamma, settings.seed),
+    }
+
+
+def require_policy(plan: Plan, policy: Policy, dataset: Dataset) -> Spec:
+    """The spec, if the policy has no memory, values joint actions, and fits the data."""
+    if policy.net.memory is not None or plan.net.decoupled:
+        raise UsageError(
+            "this policy cannot be evaluated on recorded episodes",
+            "It has a memory (net.memory), or values each dimension of an action by itself (net.decoupled).",
+            "Evaluate it in its environment: qfleet eval RUN.",
+        )
+    spec = dataset.manifest.spec.spec()
+    own = policy.spec
+    if own is None or (own.input_shape, own.dtype, own.actions) != (spec.input_shape, spec.dtype, spec.actions):
+        raise UsageError(
+            f"the policy does not fit the data set {dataset.place.url}",
+            f"Recorded are observations {spec.input_shape} {spec.dtype} and actions {spec.actions}.",
+            "Name a run that was trained on this data set, or in the same environment.",
+        )
+    return spec
+
+
+def learned_from(plan: Plan, episode: ValuedEpisode) -> ValuedEpisode:
+    """The episode with rewards as the plan learns from them: values are in their units."""
+    return replace(episode, reward=np.clip(episode.reward, -1.0, 1.0)) if plan.env.clip_reward else episode
+
+
+def valued_episodes(policy: Policy, spec: Spec, dataset: Dataset, settings: OnDataSettings) -> Iterator[ValuedEpisode]:
+    """The first episodes of a split."""
+    left = settings.episodes
+    for file in dataset.require_files(settings.split):
+        if left <= 0:
+            return
+        found = file_episodes(policy, spec, dataset, file, settings.epsilon)[:left]
+        left -= len(found)
+        yield from found
+
+
+def file_episodes(policy: Policy, spec: Spec, dataset: Dataset, file: DataFile, epsilon: float) -> list[ValuedEpisode]:
+    """The episodes of a data file, with the policy's values."""
+    shard = load_shard(dataset, file, spec)
+    pairs = zip(episode_items(shard), dataset.episodes(file), strict=True)
+    found = []
+    for items, episode in pairs:
+        obs, mask = observations(shard, items)
+        values = policy_values(policy, obs, mask)
+        target = epsilon_greedy_probabilities(values, epsilon)
+        recorded = (episode.action, episode.reward, episode.terminated)
+        found.append(ValuedEpisode(episode.id, obs, *recorded, values, target, episode.probability))
+    return found
+
+
+def observations(shard: DataShard, items: Array) -> tuple[Array, Array | None]:  # [T + 1, *input_shape], [T + 1, A]
+    """The observations of an episode as the network reads them, and its masks."""
+    one_step = NStepReturn(1, 1.0)
+    batch = StepCut(1).cut(shard.store, items, one_step, np.ones(len(items), np.float32), items)
+    obs = np.concatenate([batch.obs, batch.next_obs[-1:]])
+    if batch.mask is None or batch.next_mask is None:
+        return obs, None
+    return obs, np.concatenate([batch.mask, batch.next_mask[-1:]])
+
+
+def policy_values(policy: Policy, obs: Array, mask: Array | None) -> Array:  # [T + 1, A]
+    """The values of all actions; -inf where an action is not allowed. A final state may allow none: then all count."""
+    policy.set_noisy(False)
+    parts = [policy.forward(obs[at : at + ITEMS_PER_CALL])[0] for at in range(0, len(obs), ITEMS_PER_CALL)]
+    values = np.concatenate(parts).astype(np.float64)
+    if mask is None:
+        return values
+    return np.where(mask | ~mask.any(1, keepdims=True), values, -np.inf)
