@@ -43,7 +43,7 @@ def import_all() -> None:
     warm(Spec((4,), "float32", (2,)))
     gymnasium.make("CartPole-v1").close()
     matplotlib.use("Agg")
-    for name in ("imageio.v2", "imageio_ffmpeg", "pygame"):
+    for name in ("imageio.v2", "imageio_ffmpeg", "pygame", "pyarrow.parquet"):
         __import__(name)
     assert numpy
     assert qfleet.sweep.sweep

@@ -66,6 +66,21 @@ def _columns(space: spaces.Space[Any], name: str) -> Iterator[Column]:
         )
 
 
+def discrete_ranges(space: spaces.Space[Any], name: str = WHOLE) -> dict[str, tuple[Array, Array]]:
+    """The lowest and the highest number of every column that holds numbers of choices."""
+    found: dict[str, tuple[Array, Array]] = {}
+    for key, part in _parts(space) or []:
+        found |= discrete_ranges(part, f"{name}/{key}")
+    if isinstance(space, spaces.Discrete):
+        low = np.asarray(space.start)
+        found[name] = (low, low + space.n - 1)
+    elif isinstance(space, spaces.MultiDiscrete):
+        found[name] = (np.asarray(space.start), np.asarray(space.start + space.nvec - 1))
+    elif isinstance(space, spaces.MultiBinary):
+        found[name] = (np.zeros(space.shape), np.ones(space.shape))
+    return found
+
+
 def _parts(space: spaces.Space[Any]) -> list[tuple[str, spaces.Space[Any]]] | None:
     if isinstance(space, spaces.Dict):
         return [(str(key), part) for key, part in space.spaces.items()]

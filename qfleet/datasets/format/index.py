@@ -1,9 +1,17 @@
 """`episodes.parquet`: where every episode is, and what is known of it."""
 
+import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from qfleet.datasets.format.arrow import require_arrow
+from qfleet.datasets.format.bounded import BoundedParquet, text_list
+from qfleet.datasets.format.manifest import DataFile
+
+MAX_EPISODES = 4_000_000  # of one data set: every reader has the index in memory
+ROW_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +52,42 @@ def write_index(rows: list[IndexRow]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def read_index(data: bytes) -> list[IndexRow]:
-    """The rows of an index; ValueError if it has another schema."""
-    pa = require_arrow()
-    table = pa.parquet.read_table(pa.BufferReader(data))
-    if not table.schema.equals(index_schema()):
-        raise ValueError(f"its columns are not those of an index: {', '.join(table.schema.names)[:200]}")
-    return [IndexRow(**row) for row in table.to_pylist()]
+def read_index(data: bytes, num_episodes: int) -> list[IndexRow]:
+    """The rows of an index; ValueError if it has another schema or another number of rows."""
+    if num_episodes > MAX_EPISODES:
+        raise ValueError(f"the manifest says {num_episodes:,} episodes, and {MAX_EPISODES:,} are the most")
+    found: list[IndexRow] = []
+    for table in BoundedParquet(data, index_schema(), num_episodes, ROW_BYTES).groups():
+        found += [IndexRow(*values) for values in zip(*map(_values, table.columns), strict=True)]
+    return found
+
+
+def _values(column: Any) -> list[Any]:
+    return text_list(column) if require_arrow().types.is_dictionary(column.type) else list(column.to_pylist())
+
+
+def index_problem(rows: list[IndexRow], files: Mapping[str, DataFile]) -> str | None:
+    """Why these rows are no index of these files: every episode once, in a file that the manifest lists."""
+    ids: set[str] = set()
+    for row in rows:
+        file = files.get(row.file)
+        if row.id in ids:
+            return f"two episodes have the id {row.id!r}"
+        if file is None:
+            return f"the file {row.file!r} of episode {row.id!r} is not in the manifest"
+        if file.split != row.split:
+            return f"episode {row.id!r} is of split {row.split!r}, and its file {row.file} of split {file.split}"
+        if not math.isfinite(row.undiscounted_return):
+            return f"the return of episode {row.id!r} is not a finite number"
+        ids.add(row.id)
+    counts = Counter(row.file for row in rows)
+    lengths: Counter[str] = Counter()
+    for row in rows:
+        lengths[row.file] += row.length
+    for name, file in files.items():
+        if (counts[name], lengths[name]) != (file.episodes, file.steps):
+            return (
+                f"it has {counts[name]:,} episodes and {lengths[name]:,} steps in {name}, and the manifest "
+                f"says {file.episodes:,} and {file.steps:,}"
+            )
+    return None

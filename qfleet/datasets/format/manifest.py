@@ -4,14 +4,25 @@ The text may come from a stranger: every field has a type and a limit, and names
 """
 
 import hashlib
+import math
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from qfleet.data import Spec
-from qfleet.data.space_format import MAX_BYTES, EnvSpaces, NumberType, Shape, SpacesNotKept, read_spaces, write_spaces
-from qfleet.datasets.format.columns import Column, Columns
+from qfleet.data.joint_actions import MAX_JOINT_ACTIONS
+from qfleet.data.space_format import (
+    MAX_BYTES,
+    MAX_VALUES,
+    EnvSpaces,
+    NumberType,
+    Shape,
+    SpacesNotKept,
+    read_spaces,
+    write_spaces,
+)
+from qfleet.datasets.format.columns import Column, Columns, space_columns, spec_columns
 from qfleet.datasets.format.tables import Layout
 
 FORMAT = 1
@@ -28,6 +39,8 @@ FileName: TypeAlias = Annotated[
 ]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Setting: TypeAlias = str | int | float | bool | None
+SettingName: TypeAlias = Annotated[str, Meta(max_length=200)]
+SavedSetting: TypeAlias = Annotated[str, Meta(max_length=10_000)] | int | float | bool | None
 
 
 class DataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +82,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     statistics: DataFile
     num_episodes: Number
     num_steps: Number
-    settings: dict[str, Setting]  # of the command that made it
+    settings: Annotated[dict[SettingName, SavedSetting], Meta(max_length=1_000)]  # of the command that made it
     source: Annotated[str, Meta(max_length=64)] = ""  # the version of the data set that it was made from
 
     @property
@@ -152,6 +165,7 @@ def _require_consistent(manifest: DatasetManifest) -> None:
         raise ValueError("it names a file twice")
     if (manifest.index.name, manifest.statistics.name) != (INDEX, STATISTICS):
         raise ValueError(f"its index is not {INDEX}, or its statistics are not {STATISTICS}")
+    _require_spec(manifest)
     columns = [column.name for column in manifest.observations]
     if len(set(columns)) < len(columns):
         raise ValueError("it names a column twice")
@@ -162,6 +176,20 @@ def _require_consistent(manifest: DatasetManifest) -> None:
             raise ValueError(f"its files do not have num_{name} {name} together")
     if any(file.rows != file.steps + file.episodes for file in manifest.files):
         raise ValueError("a file's rows are not its steps and one row more per episode")
+
+
+def _require_spec(manifest: DatasetManifest) -> None:
+    spec = manifest.spec.spec()
+    num_values = math.prod(spec.input_shape)
+    if not 0 < num_values <= MAX_VALUES:
+        raise ValueError(f"its spec has {num_values:,} values per observation, 1 to {MAX_VALUES:,} are allowed")
+    if spec.num_actions > MAX_JOINT_ACTIONS:
+        raise ValueError(f"its spec has {spec.num_actions:,} joint actions, and {MAX_JOINT_ACTIONS:,} are the most")
+    if manifest.observations == spec_columns(spec) or not manifest.spaces:
+        return
+    known = read_spaces(manifest.spaces.encode())
+    if manifest.observations != space_columns(known.observation):
+        raise ValueError("its columns of observations are neither those of its spec nor those of its spaces")
 
 
 def version_of(data: bytes) -> str:

@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
 
 import msgspec
 
 from qfleet.datasets.format.arrow import require_arrow
+from qfleet.datasets.format.bounded import BoundedParquet
+from qfleet.datasets.format.columns import discrete_ranges, spec_columns
 from qfleet.datasets.format.episode import RecordedEpisode
-from qfleet.datasets.format.index import IndexRow, read_index
+from qfleet.datasets.format.index import IndexRow, index_problem, read_index
 from qfleet.datasets.format.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -20,14 +22,12 @@ from qfleet.datasets.format.manifest import (
     read_manifest,
     version_of,
 )
-from qfleet.datasets.format.statistics import Statistics
-from qfleet.datasets.format.tables import StepRows, read_rows
-from qfleet.datasets.storage import Place, open_place
+from qfleet.datasets.format.statistics import Statistics, statistics_problem
+from qfleet.datasets.format.tables import Ranges, StepRows, read_rows
+from qfleet.datasets.storage import ContentCache, Place, RemoteFolder, open_place, user_cache
 from qfleet.errors import StorageError, UsageError
 
 MAX_FILE_BYTES = 1 << 30  # of one file, compressed
-MAX_DECODED_BYTES = 4 << 30  # of one data file, as its own footer states it
-MAX_ROW_BYTES = 1 << 10  # of one row beside its observations and mask
 
 
 @dataclass(eq=False)
@@ -37,6 +37,7 @@ class Dataset:
     place: Place
     manifest: DatasetManifest
     version: str
+    cache: ContentCache | None = None  # of files that come over the network
 
     def files(self, split: Split | None = None) -> list[DataFile]:
         """The data files, of one split or all."""
@@ -58,60 +59,62 @@ class Dataset:
     def index(self) -> list[IndexRow]:
         """All episodes, in the order of the files."""
         with ClearErrors(self.place, self.manifest.index.name):
-            return read_index(self.read(self.manifest.index))
+            rows = read_index(self.read(self.manifest.index), self.manifest.num_episodes)
+            if problem := index_problem(rows, {file.name: file for file in self.manifest.files}):
+                raise ValueError(problem)
+            return rows
 
     @cached_property
     def statistics(self) -> dict[str, Statistics]:
         """Statistics by split."""
         with ClearErrors(self.place, self.manifest.statistics.name):
-            return msgspec.json.decode(self.read(self.manifest.statistics), type=dict[str, Statistics])
+            found = msgspec.json.decode(self.read(self.manifest.statistics), type=dict[Split, Statistics])
+            require_statistics(found, self.manifest)
+            return {str(split): each for split, each in found.items()}
 
     def read(self, file: DataFile) -> bytes:
         """The bytes of a file, which has the size and the hash of the manifest."""
-        data = self.place.read(file.name, min(file.bytes, MAX_FILE_BYTES))
+        limit = min(file.bytes, MAX_FILE_BYTES)
+        if self.cache is not None and (kept := self.cache.get(file.sha256, limit)) is not None:
+            return kept
+        data = self.place.read(file.name, limit)
         if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
             raise damaged(self.place, file.name, "its bytes are not those that the manifest lists")
+        if self.cache is not None:
+            self.cache.put(file.sha256, data)
         return data
 
     def rows(self, file: DataFile) -> Iterator[StepRows]:
-        """The rows of a data file, a row group at a time."""
-        with ClearErrors(self.place, file.name):
-            parquet = require_arrow().parquet.ParquetFile(require_arrow().BufferReader(self.read(file)))
-            self._require_size(parquet, file)
-            for group in range(parquet.num_row_groups):
-                rows = read_rows(parquet.read_row_group(group, use_threads=False), self.manifest.layout)
-                if problems := rows.problems():
-                    raise ValueError(problems[0])
-                yield rows
-
-    def _require_size(self, parquet: Any, file: DataFile) -> None:
-        """Refuse a file whose footer has other rows than the manifest, or more bytes than such rows can have."""
-        found = parquet.metadata.num_rows
-        if found != file.rows:
-            raise ValueError(f"it has {found:,} rows, and the manifest says {file.rows:,}")
-        groups = [parquet.metadata.row_group(at).total_byte_size for at in range(parquet.num_row_groups)]
+        """The rows of a data file, a row group at a time; they are whole episodes, those of the index."""
         layout = self.manifest.layout
-        row = sum(column.num_bytes for column in layout.observations) + layout.num_actions * layout.masked
-        if sum(groups) > min(MAX_DECODED_BYTES, found * (2 * row + MAX_ROW_BYTES) + (1 << 20)):
-            raise ValueError(f"it would take {sum(groups):,} bytes of memory, more than {found:,} of its rows can have")
+        known = iter(self._index_by_file.get(file.name, []))
+        begin = 0
+        with ClearErrors(self.place, file.name):
+            parquet = BoundedParquet(self.read(file), layout.schema(), file.rows, layout.row_bytes)
+            for group, table in enumerate(parquet.groups()):
+                rows = read_rows(table, layout)
+                if problems := rows.problems() or rows.value_problems(layout.num_actions, self._ranges):
+                    raise ValueError(problems[0])
+                for start, end in pairwise(rows.starts()):
+                    _require_indexed(next(known, None), rows, (group, begin + start, end - start - 1), start)
+                begin += len(rows.t)
+                yield rows
+            if missing := next(known, None):
+                raise ValueError(f"it lacks the episode {missing.id!r} of the index")
 
     def episodes(self, file: DataFile) -> Iterator[RecordedEpisode]:
         """The episodes of a data file, with what the index knows of them."""
-        known = self._index_by_file.get(file.name, [])
-        number = -1
-        for number, episode in enumerate(self._bare(file)):
-            row = known[number] if number < len(known) else None
-            if row is None or row.id != episode.id:
-                raise damaged(
-                    self.place, file.name, f"the index does not list its episode {episode.id!r} in this place"
-                )
-            yield replace(episode, seed=row.seed, env_id=row.world, behaviour=row.behaviour)
-        if number + 1 < len(known):
-            raise damaged(self.place, file.name, f"it lacks the episode {known[number + 1].id!r} of the index")
-
-    def _bare(self, file: DataFile) -> Iterator[RecordedEpisode]:
+        known = iter(self._index_by_file.get(file.name, []))
         for rows in self.rows(file):
-            yield from rows.episodes()
+            for episode in rows.episodes():
+                row = next(known)
+                yield replace(episode, seed=row.seed, env_id=row.world, behaviour=row.behaviour)
+
+    @cached_property
+    def _ranges(self) -> Ranges:
+        spaces = self.manifest.env_spaces()
+        whole = self.manifest.observations == spec_columns(self.manifest.spec.spec())
+        return {} if spaces is None or whole else discrete_ranges(spaces.observation)
 
     @cached_property
     def _index_by_file(self) -> dict[str, list[IndexRow]]:
@@ -131,6 +134,31 @@ class Dataset:
             )
         file = next(each for each in self.manifest.files if each.name == row.file)
         return next(episode for episode in self.episodes(file) if episode.id == id)
+
+
+def _require_indexed(row: IndexRow | None, rows: StepRows, place: tuple[int, int, int], at: int) -> None:
+    """Refuse an episode that the index does not list in this row group, at this row, with this length."""
+    id = rows.episode[at]
+    if row is None or row.id != id:
+        raise ValueError(f"the index does not list its episode {id!r} in this place")
+    if (row.row_group, row.row, row.length) != place:
+        raise ValueError(
+            f"the index says that episode {id!r} has {row.length:,} steps from row {row.row:,} of row group "
+            f"{row.row_group:,} on, and there are {place[2]:,} from row {place[1]:,} of {place[0]:,}"
+        )
+
+
+def require_statistics(found: dict[Split, Statistics], manifest: DatasetManifest) -> None:
+    """Refuse statistics of other splits, columns or counts than the manifest's; ValueError."""
+    for split in ("all", "train", "validation", "test"):
+        files = [file for file in manifest.files if file.split == split]
+        if (split in found) != bool(files):
+            raise ValueError(f"it should have statistics of the split {split} if and only if the manifest does")
+        if files:
+            counts = (sum(file.episodes for file in files), sum(file.steps for file in files))
+            shapes = {each.name: each.shape for each in manifest.observations}
+            if problem := statistics_problem(found[split], shapes, manifest.layout.num_actions, counts):  # type: ignore[index]
+                raise ValueError(f"its split {split}: {problem}")
 
 
 class ClearErrors:
@@ -183,4 +211,4 @@ def open_dataset(url: str | Place, version: str | None = None) -> Dataset:
             f"Its version is {found[:12]}, and this run began with version {version[:12]}.",
             "Give the path of that version (replay.path=...), or start a new run.",
         )
-    return Dataset(place, manifest, found)
+    return Dataset(place, manifest, found, user_cache() if isinstance(place, RemoteFolder) else None)

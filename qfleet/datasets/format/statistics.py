@@ -1,7 +1,7 @@
 """Statistics that can be merged: of two parts they give those of the whole."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -100,3 +100,23 @@ def _merge(first: Statistics, second: Statistics) -> Statistics:
         merge_moments(first.lengths, second.lengths),
         [a + b for a, b in zip(first.actions, second.actions, strict=True)],
     )
+
+
+def statistics_problem(
+    found: Statistics, shapes: Mapping[str, tuple[int, ...]], num_actions: int, counts: tuple[int, int]
+) -> str | None:
+    """Why these are no statistics of so many episodes and steps of such observations; None if they may be."""
+    if found.observations.keys() != shapes.keys():
+        return "its columns of observations are not those of the manifest"
+    if len(found.actions) != (num_actions if num_actions <= MAX_ACTIONS else 0):
+        return f"it counts {len(found.actions):,} actions, and there are {num_actions:,}"
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    expected = {name: size if size <= MAX_ELEMENTS else 1 for name, size in sizes.items()}
+    named = {**found.observations, "rewards": found.reward, "returns": found.returns, "lengths": found.lengths}
+    for name, moments in named.items():
+        lists = (moments.count, moments.mean, moments.m2, moments.min, moments.max)
+        if {len(each) for each in lists} != {expected.get(name, 1)}:
+            return f"{name} should have {expected.get(name, 1):,} elements"
+    if (found.returns.count[0], found.reward.count[0]) != counts or sum(found.actions) not in (0, counts[1]):
+        return f"the manifest has {counts[0]:,} episodes and {counts[1]:,} steps"
+    return None

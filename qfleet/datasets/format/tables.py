@@ -3,17 +3,20 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from qfleet.data import Array
 from qfleet.datasets.format.arrow import require_arrow
+from qfleet.datasets.format.bounded import text_list
 from qfleet.datasets.format.columns import Column
 from qfleet.datasets.format.episode import RecordedEpisode
 
 STEP_COLUMNS = ("episode", "t", "action", "reward", "terminated", "truncated", "probability")
 MASK = "mask"
+MAX_REWARD = float(np.finfo(np.float32).max)  # learning is in float32
+Ranges: TypeAlias = dict[str, tuple[Array, Array]]  # the lowest and highest whole numbers of columns, by their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,11 @@ class Layout:
     observations: tuple[Column, ...]
     num_actions: int
     masked: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one decoded row; its id counts as eight."""
+        return 48 + sum(each.num_bytes for each in self.observations) + self.num_actions * self.masked
 
     def schema(self) -> Any:
         """The Arrow schema."""
@@ -106,6 +114,25 @@ class StepRows:
                 found.append(f"episode {name} goes on after its end")
         return found
 
+    def value_problems(self, num_actions: int, ranges: Ranges) -> list[str]:
+        """Which values no recording could have; nothing if all are possible."""
+        chosen = np.where(self.last, 0, self.action)
+        checks = {
+            f"an action is not one of {num_actions}": (chosen < 0) | (chosen >= num_actions),
+            "a reward is not a finite number of float32": ~(np.abs(self.reward) <= MAX_REWARD),
+            "a probability is not above 0 and at most 1": (self.probability <= 0) | (self.probability > 1),
+        }
+        for name, array in self.observations.items():
+            flat = array.reshape(len(array), -1)
+            if array.dtype.kind == "f":
+                checks[f"{name} holds a number that is not finite"] = ~np.isfinite(flat).all(1)
+            if name in ranges:
+                low, high = ranges[name]
+                outside = (flat < low.reshape(-1)) | (flat > high.reshape(-1))
+                checks[f"{name} holds a number outside of its space"] = outside.any(1)
+        first = {text: int(np.argmax(found)) for text, found in checks.items() if found.any()}
+        return [f"episode {self.episode[at]!r}, step {self.t[at]}: {text}" for text, at in first.items()]
+
     def episodes(self, env_id: str = "") -> list[RecordedEpisode]:
         """The episodes of these rows."""
         starts = self.starts()
@@ -128,14 +155,12 @@ class StepRows:
 
 
 def read_rows(table: Any, layout: Layout) -> StepRows:
-    """The rows of a table of this layout; ValueError if it has another schema."""
-    if not table.schema.equals(layout.schema()):
-        raise ValueError(f"its columns are not those of the manifest: {', '.join(table.schema.names)[:200]}")
-    columns = {name: _one_chunk(table.column(name)) for name in table.schema.names}
+    """The rows of a table that has this layout."""
+    columns = {name: _one_chunk(table.column(name)) for name in table.schema.names if name != "episode"}
     last = np.asarray(columns["action"].is_null().to_numpy(zero_copy_only=False))
     filled: dict[str, Any] = {name: _numbers(columns[name], fill) for name, fill in _FILLS.items()}
     return StepRows(
-        episode=columns["episode"].to_pylist(),
+        episode=text_list(table.column("episode")),
         t=columns["t"].to_numpy(),
         last=last,
         observations={each.name: _arrays(columns[each.name], each.dtype, each.shape) for each in layout.observations},

@@ -47,5 +47,5 @@ def test_a_larger_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_other_schemes_are_refused() -> None:
-    with pytest.raises(UsageError, match="s3://bucket/set is not a path on this machine"):
-        open_place("s3://bucket/set")
+    with pytest.raises(UsageError, match="gs://bucket/set is not a path on this machine"):
+        open_place("gs://bucket/set")

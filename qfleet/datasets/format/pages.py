@@ -1,0 +1,105 @@
+"""What the pages of a Parquet file would take when they are decoded, by their own headers.
+
+The footer of a file may say anything. A page is never decoded into more bytes than its own header says, so these
+headers are read first: they are structs in Thrift's compact protocol, which is small enough to be read here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Fields: TypeAlias = dict[int, Any]
+
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 12
+_MAX_LEVELS = 4
+# In PageHeader: the kind of the page, its sizes, and the header of this kind; in that one, the encoding of its values.
+_KIND, _DECODED_BYTES, _STORED_BYTES = 1, 2, 3
+_OF_KIND = {0: 5, 2: 7, 3: 8}
+_ENCODING = {0: 2, 2: 2, 3: 4}
+# PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT. Not DELTA_BYTE_ARRAY: there a
+# few bytes may stand for as many megabytes.
+ENCODINGS = {0, 2, 3, 5, 8, 9}
+
+
+@dataclass(slots=True)
+class CompactReader:
+    """Reads structs of Thrift's compact protocol; ValueError if there are none."""
+
+    data: memoryview
+    at: int
+
+    def struct(self, level: int = 0) -> Fields:
+        """The fields of a struct by their numbers; of binary fields, the length."""
+        if level > _MAX_LEVELS:
+            raise ValueError("the header of a page is nested too deeply")
+        found: Fields = {}
+        number = 0
+        while head := self.byte():
+            number = number + (head >> 4) if head >> 4 else self.signed()
+            found[number] = self._value(head & 15, level)
+        return found
+
+    def byte(self) -> int:
+        """The next byte."""
+        if self.at >= len(self.data):
+            raise ValueError("the header of a page is cut off")
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def unsigned(self) -> int:
+        """A number of 7 bits per byte, the lowest first."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number in the header of a page is too long")
+
+    def signed(self) -> int:
+        """A number whose lowest bit is its sign."""
+        value = self.unsigned()
+        return (value >> 1) ^ -(value & 1)
+
+    def _value(self, kind: int, level: int) -> Any:
+        if kind in (_TRUE, _FALSE):
+            return kind == _TRUE
+        if kind == _BYTE:
+            return self.byte()
+        if kind in (_I16, _I32, _I64):
+            return self.signed()
+        if kind == _STRUCT:
+            return self.struct(level + 1)
+        if kind == _BINARY:
+            length = self.unsigned()
+            self.at += length
+            return length
+        raise ValueError("the header of a page has a field of an unknown kind")
+
+
+def chunk_bytes(data: memoryview, begin: int, end: int) -> int:
+    """The bytes that all pages of a column chunk have when they are decoded; ValueError if it has no such pages."""
+    if not 0 <= begin < end <= len(data):
+        raise ValueError("a column lies outside of the file")
+    return sum(_pages(CompactReader(data[:end], begin), end))
+
+
+def _pages(reader: CompactReader, end: int) -> Iterator[int]:
+    while reader.at < end:
+        header = reader.struct()
+        decoded = header.get(_DECODED_BYTES, -1)
+        stored = header.get(_STORED_BYTES, -1)
+        if decoded < 0 or stored < 0 or reader.at + stored > end:
+            raise ValueError("the sizes of a page are not possible")
+        _require_encoding(header)
+        yield decoded
+        reader.at += stored
+
+
+def _require_encoding(header: Fields) -> None:
+    kind = header.get(_KIND)
+    if kind not in _OF_KIND:
+        raise ValueError("a page is neither data nor a dictionary")
+    encoding = header.get(_OF_KIND[kind], {}).get(_ENCODING[kind])
+    if encoding not in ENCODINGS:
+        raise ValueError(f"a page has encoding {encoding}, and those of the format are {sorted(ENCODINGS)}")
