@@ -69,13 +69,13 @@ class LearnerContestant:
 
     def is_hindered(self) -> bool:
         """Does the second thread pause, because another program needs its core?"""
-        tasks = self.learner.tasks
+        tasks = self.learner.gradients.tasks
         return tasks is not None and tasks.contention.is_paused(tasks.clock())
 
     def close(self) -> None:
         """End the second thread."""
-        if self.learner.tasks is not None:
-            self.learner.tasks.close()
+        if self.learner.gradients.tasks is not None:
+            self.learner.gradients.tasks.close()
 
 
 class LayoutContestant:

@@ -167,7 +167,7 @@ def test_every_way_of_every_example_makes_updates() -> None:
             contestant = LearnerContestant(example_plan(example, **settings), example.spec)
             contestant.update()
             assert contestant.learner.updates == 1
-            assert (contestant.learner.tasks is not None) is (
+            assert (contestant.learner.gradients.tasks is not None) is (
                 settings["threads"] == 2 and settings["parallel"] == "tasks"
             )
             contestant.close()
