@@ -28,7 +28,6 @@ def note_positions(log: Path) -> None:
 
     DatasetSource.after_update = after_update  # type: ignore[method-assign]
     DatasetSource.load_state_dict = load_state_dict  # type: ignore[method-assign]
-    os.write(descriptor, b"back 0\n")
 
 
 def main(data: str, out: Path, num_learners: int, epochs: int) -> None:
@@ -37,7 +36,8 @@ def main(data: str, out: Path, num_learners: int, epochs: int) -> None:
     if list(out.glob("run/checkpoints/step_*/manifest.json")):
         resume(out / "run", progress=False)
         return
-    shutil.rmtree(out / "run", ignore_errors=True)
+    shutil.rmtree(out / "run", ignore_errors=True)  # it was killed before its first checkpoint
+    (out / "positions").write_bytes(b"")
     settings = {"replay.type": "dataset", "replay.path": data, "replay.split": "all", "until.epochs": epochs}
     settings |= {"learners.num": num_learners, "algo.batch_size": 16, "net.torso.type": "mlp", "net.torso.sizes": (8,)}
     settings |= {"eval.on": "data", "eval.episodes": 0, "eval.test_episodes": 0, "log.every_steps": 100}

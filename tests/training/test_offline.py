@@ -154,7 +154,6 @@ def test_the_environment_must_be_that_of_the_data(prepared: Path, tmp_path: Path
     ("path", "value"),
     [
         ("runtime.type", "processes"),
-        ("learners.num", 2),
         ("population.num", 2),
         ("algo.view.type", "sequences"),
         ("algo.bonus.type", "count"),
