@@ -20,12 +20,12 @@ from qfleet.datasets.inspect import summarize_dataset, validate_dataset
 from qfleet.datasets.prepare import PreparePlan, parse_split, prepare_dataset
 from qfleet.errors import StorageError
 from qfleet.files import is_file, replace_inside
-from qfleet.plan import read_plan
+from qfleet.nets import state_arrays
 from qfleet.plan.compose import compose
 from qfleet.plan.schema import Plan
 from qfleet.run_object import Run
 from qfleet.training.checkpoints.saved_policy import load_policy
-from qfleet.training.evaluation.on_data import OnDataSettings, evaluate_on_data
+from qfleet.training.evaluation.on_data import OnDataSettings, evaluate_on_data, load_for_data
 from qfleet.watch import find_run, read_json
 from qfleet.workflow.collecting import collect, parse_behaviour
 from qfleet.workflow.plan import WorkflowPlan
@@ -61,11 +61,11 @@ class Workflow:
         stage = self.plan.collect
         if stage is None:
             return self.do("open", self.plan.data, lambda key: (open_dataset(str(self.plan.data)), True))
-        inputs = {"env": self.plan.env, "collect": msgspec.to_builtins(stage)}
+        behaviour = parse_behaviour(stage.policy, None, find_run)
+        inputs = {"env": self.plan.env, "collect": msgspec.to_builtins(stage), "weights": weights_hash(behaviour.run)}
         plan = compose(file=WORKFLOW, tables={"env": {"id": self.plan.env}, "seed": stage.seed}).plan
 
         def work(url: str) -> None:
-            behaviour = parse_behaviour(stage.policy, None, find_run)
             collect(plan, url, behaviour, episodes=stage.episodes, steps=stage.steps)
 
         return self.do("collect", inputs, lambda key: self.made(f"collected-{key}", work))
@@ -129,8 +129,8 @@ class Workflow:
             name = f"judged-{key}.json"
             if is_file(self.folder, name):
                 return read_json(self.folder / name), True
-            plan = read_plan(run.path / "run.toml")
-            found = evaluate_on_data(plan, load_policy(run.path), dataset, settings)
+            plan, policy = load_for_data(run.path, dataset)
+            found = evaluate_on_data(plan, policy, dataset, settings)
             replace_inside(self.folder, name, msgspec.json.encode(found))
             return found, False
 
@@ -168,6 +168,17 @@ def run_workflow(plan: WorkflowPlan, folder: Path, say: Say = lambda text: None)
     }
     write_report(folder, report)
     return report
+
+
+def weights_hash(run: Path | None) -> str:
+    """SHA-256 of the best weights of a run: one that learned more has others. Empty without a run."""
+    if run is None:
+        return ""
+    digest = hashlib.sha256()
+    for name, array in sorted(state_arrays(load_policy(run).net).items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def hash_of(value: Any) -> str:

@@ -3,12 +3,15 @@ import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from qfleet.api import train
 from qfleet.cli import main
 from qfleet.errors import UsageError
+from qfleet.plan.compose import compose
 from qfleet.workflow.plan import read_workflow
-from qfleet.workflow.stages import run_workflow
+from qfleet.workflow.stages import run_workflow, weights_hash
 from tests.support.recorded import make_dataset
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +68,15 @@ def test_only_stages_with_other_inputs_are_done_again(tmp_path: Path) -> None:
     changed = PLAN.replace("until.epochs = 2", "until.epochs = 1")
     again = run_workflow(read_workflow(write(tmp_path, changed)), tmp_path / "out")
     assert [stage["skipped"] for stage in again["stages"]] == [True, False, True, False, False]
+
+
+def test_the_weights_of_the_recorded_policy_are_an_input(tmp_path: Path) -> None:
+    small = {"net": {"torso": {"type": "mlp", "sizes": [8]}}, "eval": {"episodes": 0, "test_episodes": 0}}
+    plan = compose(file="test", tables={"env": {"id": "CartPole-v1"}, "until": {"steps": 200}, **small}).plan
+    one = train(plan, out=tmp_path, name="one").path
+    other = train(msgspec.structs.replace(plan, seed=plan.seed + 1), out=tmp_path, name="other").path
+    assert weights_hash(one) == weights_hash(one) != weights_hash(other)
+    assert weights_hash(None) == ""
 
 
 def test_a_collection_that_was_killed_is_made_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
 from qfleet.cli.offline.convert import export, import_
-from qfleet.cli.offline.judge import judge_policy
+from qfleet.cli.offline.judge import evaluate_policy_on_data
 from qfleet.cli.output import echo, echo_json, echo_table
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import read_plan
@@ -207,7 +207,7 @@ app.command(
 )
 app.command(export, help_epilogue="Example:\n  qfleet data export data/random exported --format minari")
 app.command(
-    judge_policy,
+    evaluate_policy_on_data,
     name="judge",
     usage="Usage: qfleet data judge RUN|POLICY URL [OPTIONS]",
     help_epilogue="Example:\n  qfleet data judge latest data/prepared --split test",

@@ -21,7 +21,7 @@ LABELS = {
 }
 
 
-def judge_policy(
+def evaluate_policy_on_data(
     source: Annotated[str, Parameter(name="RUN|POLICY", help="A run, or the folder of a saved policy.")],
     url: Annotated[str, Parameter(name="URL", help="Folder of the data set.")],
     /,
@@ -36,9 +36,7 @@ def judge_policy(
 ) -> int:
     """Errors, agreement, calibration and off-policy estimates of a policy on recorded episodes."""
     from qfleet.datasets.format import Split, open_dataset
-    from qfleet.plan import read_plan
-    from qfleet.training.checkpoints.saved_policy import load_policy
-    from qfleet.training.evaluation.on_data import OnDataSettings, evaluate_on_data
+    from qfleet.training.evaluation.on_data import OnDataSettings, evaluate_on_data, load_for_data
     from qfleet.watch import find_run
 
     require_option("--split", split, split in get_args(Split), "Use train, validation, test or all.")
@@ -48,7 +46,9 @@ def judge_policy(
     fit_updates = parse_count("--updates", updates) or 1
     folder = find_run(source, out)
     settings = OnDataSettings(split, epsilon, number, most, fit_updates)  # type: ignore[arg-type]
-    found = evaluate_on_data(read_plan(folder / "run.toml"), load_policy(folder), open_dataset(url), settings)
+    dataset = open_dataset(url)
+    plan, policy = load_for_data(folder, dataset)
+    found = evaluate_on_data(plan, policy, dataset, settings)
     if json:
         echo_json(found)
     else:

@@ -2,7 +2,7 @@
 
 from qfleet.datasets.estimates.agreement import agreement
 from qfleet.datasets.estimates.calibration import calibration
-from qfleet.datasets.estimates.estimate import MIN_EPISODES, Estimate
+from qfleet.datasets.estimates.estimate import MIN_EPISODES, DataEstimate
 from qfleet.datasets.estimates.fitted_q import FittedQSettings, fitted_q_estimate, is_fitted
 from qfleet.datasets.estimates.importance import importance_estimate
 from qfleet.datasets.estimates.intervals import ratio_estimate, resample_counts
@@ -11,7 +11,7 @@ from qfleet.datasets.estimates.valued_episode import ValuedEpisode, epsilon_gree
 
 __all__ = [
     "MIN_EPISODES",
-    "Estimate",
+    "DataEstimate",
     "FittedQSettings",
     "ValuedEpisode",
     "agreement",

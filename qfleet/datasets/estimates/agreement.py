@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from qfleet.data import Array
-from qfleet.datasets.estimates.estimate import Estimate, refuse, too_few
+from qfleet.datasets.estimates.estimate import DataEstimate, refuse, too_few
 from qfleet.datasets.estimates.intervals import percentiles, ratio_estimate, ratios, resample_counts
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
 MAX_CLASSES = 1_000  # of actions: more are not counted one by one
 
 
-def agreement(episodes: Sequence[ValuedEpisode], seed: int) -> dict[str, Estimate]:
+def agreement(episodes: Sequence[ValuedEpisode], seed: int) -> dict[str, DataEstimate]:
     """Accuracy of the greedy action against the recorded one, and macro precision and recall over actions."""
     num_actions = episodes[0].values.shape[1]
     pairs = [(each.values[:-1].argmax(1), each.action) for each in episodes]
@@ -30,14 +30,14 @@ def agreement(episodes: Sequence[ValuedEpisode], seed: int) -> dict[str, Estimat
     return found
 
 
-def macro_estimate(hits: Array, bottom: Array, seen: Array, seed: int) -> Estimate:  # [N, A] each
+def macro_estimate(hits: Array, bottom: Array, seen: Array, seed: int) -> DataEstimate:  # [N, A] each
     """The mean over actions of hits / bottom."""
     if reason := too_few(len(hits)):
         return refuse(reason)
     counts = resample_counts(len(hits), seed).astype(np.float64)
     low, high = percentiles(macro_mean(counts @ hits, counts @ bottom, counts @ seen))
     value = macro_mean(hits.sum(0)[None], bottom.sum(0)[None], seen.sum(0)[None])
-    return Estimate(float(value[0]), low, high, support={"actions": float((seen.sum(0) > 0).sum())})
+    return DataEstimate(float(value[0]), low, high, support={"actions": float((seen.sum(0) > 0).sum())})
 
 
 def macro_mean(hits: Array, bottom: Array, seen: Array) -> Array:  # [R, A] -> [R]

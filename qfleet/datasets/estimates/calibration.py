@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qfleet.data import Array
-from qfleet.datasets.estimates.estimate import Estimate, too_few
+from qfleet.datasets.estimates.estimate import DataEstimate, too_few
 from qfleet.datasets.estimates.intervals import percentiles, ratios, resample_counts
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
@@ -32,7 +32,7 @@ def calibration(episodes: Sequence[ValuedEpisode], gamma: float, seed: int) -> d
     found = [each.returns(gamma)[counted_steps(each, gamma)] for each in episodes]
     known = np.flatnonzero([len(each) > 0 for each in value])
     if reason := too_few(len(known), "episodes with steps whose return is known"):
-        return {"groups": [], "error": Estimate(None, refused=reason).row()}
+        return {"groups": [], "error": DataEstimate(None, refused=reason).row()}
     values = [value[at] for at in known]
     returns = [found[at] for at in known]
     edges = np.quantile(np.concatenate(values), np.linspace(0.0, 1.0, NUM_GROUPS + 1)[1:-1])
@@ -61,4 +61,4 @@ def group_table(number: list[Array], values: list[Array], returns: list[Array], 
     gaps = np.abs(counts @ (predicted - observed)).sum(1) / (counts @ steps).sum(1)
     error = np.abs((predicted - observed).sum(0)).sum() / steps.sum()
     bias = float((predicted - observed).sum() / steps.sum())
-    return {"groups": rows, "error": Estimate(float(error), *percentiles(gaps), support={"bias": bias}).row()}
+    return {"groups": rows, "error": DataEstimate(float(error), *percentiles(gaps), support={"bias": bias}).row()}

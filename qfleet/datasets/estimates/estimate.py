@@ -7,7 +7,7 @@ MIN_EPISODES = 20  # with fewer an interval over episodes says little
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class DataEstimate:
     """A number, the 95 % interval over episodes, and what it rests on. A refused one has a reason and no number."""
 
     value: float | None
@@ -21,9 +21,9 @@ class Estimate:
         return asdict(self)
 
 
-def refuse(reason: str, support: dict[str, float] | None = None) -> Estimate:
+def refuse(reason: str, support: dict[str, float] | None = None) -> DataEstimate:
     """No number, and why."""
-    return Estimate(None, refused=reason, support=support or {})
+    return DataEstimate(None, refused=reason, support=support or {})
 
 
 def too_few(num: int, what: str = "episodes", least: int = MIN_EPISODES) -> str:

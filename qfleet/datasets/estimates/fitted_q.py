@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Array
-from qfleet.datasets.estimates.estimate import Estimate, refuse, too_few
+from qfleet.datasets.estimates.estimate import DataEstimate, refuse, too_few
 from qfleet.datasets.estimates.intervals import percentiles, resample_counts
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
@@ -135,7 +135,7 @@ def first_values(net: ScaledNet, episodes: Sequence[ValuedEpisode]) -> Array:  #
     return found
 
 
-def fitted_q_estimate(episodes: Sequence[ValuedEpisode], settings: FittedQSettings) -> Estimate:
+def fitted_q_estimate(episodes: Sequence[ValuedEpisode], settings: FittedQSettings) -> DataEstimate:
     """The policy's discounted return: the mean over seeds and over episodes that were not fitted on."""
     fitted = [each for each in episodes if is_fitted(each.id, settings.seed)]
     others = [each for each in episodes if not is_fitted(each.id, settings.seed)]
@@ -159,7 +159,7 @@ def return_limit(episodes: Sequence[ValuedEpisode], gamma: float) -> float:
     return largest * (longest if gamma == 1.0 else 1.0 / (1.0 - gamma))
 
 
-def bounded(values: Array, limit: float, support: dict[str, float], seed: int) -> Estimate:  # [S, N]
+def bounded(values: Array, limit: float, support: dict[str, float], seed: int) -> DataEstimate:  # [S, N]
     """The mean with its interval over first states and seeds, but not over fitted episodes; refused if impossible."""
     value = float(values.mean())
     if not np.isfinite(value) or abs(value) > SPARE * limit:
@@ -167,4 +167,4 @@ def bounded(values: Array, limit: float, support: dict[str, float], seed: int) -
     by_episode = resample_counts(values.shape[1], seed).astype(np.float64)
     by_seed = resample_counts(len(values), seed + 1).astype(np.float64)
     means = ((by_seed @ values) * by_episode).sum(1) / values.size
-    return Estimate(value, *percentiles(means), support=support)
+    return DataEstimate(value, *percentiles(means), support=support)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qfleet.data import Array
-from qfleet.datasets.estimates.estimate import Estimate, refuse, too_few
+from qfleet.datasets.estimates.estimate import DataEstimate, refuse, too_few
 from qfleet.datasets.estimates.intervals import percentiles, resample_counts
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
@@ -61,7 +61,7 @@ def weighted_returns(weights: Array, rewards: Array, gamma: float, counts: Array
     return total
 
 
-def importance_estimate(episodes: Sequence[ValuedEpisode], gamma: float, seed: int) -> Estimate:
+def importance_estimate(episodes: Sequence[ValuedEpisode], gamma: float, seed: int) -> DataEstimate:
     """The discounted return of the evaluated policy, within the lengths that were recorded."""
     if reason := too_few(len(episodes)):
         return refuse(reason)
@@ -80,4 +80,4 @@ def importance_estimate(episodes: Sequence[ValuedEpisode], gamma: float, seed: i
     value = weighted_returns(weights, rewards, gamma, np.ones((1, len(episodes))))
     counts = resample_counts(len(episodes), seed).astype(np.float64)
     low, high = percentiles(weighted_returns(weights, rewards, gamma, counts))
-    return Estimate(float(value[0]), low, high, support=support)
+    return DataEstimate(float(value[0]), low, high, support=support)

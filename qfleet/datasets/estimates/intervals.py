@@ -3,7 +3,7 @@
 import numpy as np
 
 from qfleet.data import Array
-from qfleet.datasets.estimates.estimate import Estimate, refuse, too_few
+from qfleet.datasets.estimates.estimate import DataEstimate, refuse, too_few
 
 NUM_RESAMPLES = 1_000
 
@@ -29,7 +29,7 @@ def ratios(top: Array, bottom: Array) -> Array:
     return np.divide(top, bottom, out=np.full(np.shape(bottom), np.nan), where=np.asarray(bottom) > 0)
 
 
-def ratio_estimate(top: Array, bottom: Array, seed: int) -> Estimate:  # [N], [N]
+def ratio_estimate(top: Array, bottom: Array, seed: int) -> DataEstimate:  # [N], [N]
     """sum(top) / sum(bottom) over episodes: the mean over steps, if these are sums and numbers of steps."""
     if reason := too_few(len(top)):
         return refuse(reason)
@@ -37,4 +37,4 @@ def ratio_estimate(top: Array, bottom: Array, seed: int) -> Estimate:  # [N], [N
         return refuse("no recorded step counts for it")
     counts = resample_counts(len(top), seed).astype(np.float64)
     low, high = percentiles(ratios(counts @ top, counts @ bottom))
-    return Estimate(float(top.sum() / bottom.sum()), low, high)
+    return DataEstimate(float(top.sum() / bottom.sum()), low, high)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qfleet.data import Array
-from qfleet.datasets.estimates.estimate import Estimate
+from qfleet.datasets.estimates.estimate import DataEstimate
 from qfleet.datasets.estimates.intervals import ratio_estimate
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
@@ -18,7 +18,7 @@ def episode_errors(episode: ValuedEpisode, gamma: float) -> Array:  # [T]
     return errors
 
 
-def td_errors(episodes: Sequence[ValuedEpisode], gamma: float, seed: int) -> dict[str, Estimate]:
+def td_errors(episodes: Sequence[ValuedEpisode], gamma: float, seed: int) -> dict[str, DataEstimate]:
     """Means over steps of the absolute one-step TD error and of its Huber loss (kappa 1)."""
     errors = [np.abs(episode_errors(episode, gamma)) for episode in episodes]
     huber = [np.where(each <= 1.0, 0.5 * each**2, each - 0.5) for each in errors]

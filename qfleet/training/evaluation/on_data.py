@@ -5,11 +5,15 @@ The environment is not needed. Shapes: T steps, A actions.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from qfleet.act import Policy
+from qfleet.build.custom_parts import CustomParts
+from qfleet.build.resolve import usable_device
 from qfleet.data import Array, Spec
 from qfleet.datasets.estimates import (
     FittedQSettings,
@@ -25,8 +29,10 @@ from qfleet.datasets.estimates import (
 from qfleet.datasets.format import DataFile, Dataset, Split
 from qfleet.errors import UsageError
 from qfleet.learn.offline.shards import DataShard, load_shard
+from qfleet.plan import read_plan
 from qfleet.plan.schema import Plan
 from qfleet.replay import NStepReturn, StepCut
+from qfleet.training.checkpoints.saved_policy import restore_policy
 from qfleet.training.evaluation.held_out import ITEMS_PER_CALL, episode_items
 
 
@@ -68,6 +74,14 @@ def evaluate_on_data(plan: Plan, policy: Policy, dataset: Dataset, settings: OnD
         "numbers": {name: each.row() for name, each in (found | estimates).items()},
         "calibration": calibration(learned, gamma, settings.seed),
     }
+
+
+def load_for_data(folder: Path, dataset: Dataset) -> tuple[Plan, Policy]:
+    """A run's plan and best policy, with the spec of a data set: spaces.json is not needed."""
+    plan = read_plan(folder / "run.toml")
+    spec = dataset.manifest.spec.spec()
+    policy, _ = restore_policy(folder, plan, spec, CustomParts(), "best", torch.device(usable_device(plan)))
+    return plan, policy
 
 
 def require_policy(plan: Plan, policy: Policy, dataset: Dataset) -> Spec:
