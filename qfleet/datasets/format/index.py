@@ -10,7 +10,6 @@ from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.bounded import BoundedParquet, text_list
 from qfleet.datasets.format.manifest import DataFile
 
-MAX_EPISODES = 4_000_000  # of one data set: every reader has the index in memory
 ROW_BYTES = 128
 
 
@@ -54,8 +53,6 @@ def write_index(rows: list[IndexRow]) -> bytes:
 
 def read_index(data: bytes, num_episodes: int) -> list[IndexRow]:
     """The rows of an index; ValueError if it has another schema or another number of rows."""
-    if num_episodes > MAX_EPISODES:
-        raise ValueError(f"the manifest says {num_episodes:,} episodes, and {MAX_EPISODES:,} are the most")
     found: list[IndexRow] = []
     for table in BoundedParquet(data, index_schema(), num_episodes, ROW_BYTES).groups():
         found += [IndexRow(*values) for values in zip(*map(_values, table.columns), strict=True)]

@@ -22,6 +22,7 @@ from qfleet.data.space_format import (
     read_spaces,
     write_spaces,
 )
+from qfleet.datasets.format.bounded import MAX_DECODED_BYTES
 from qfleet.datasets.format.columns import Column, Columns, space_columns, spec_columns
 from qfleet.datasets.format.tables import Layout
 
@@ -31,6 +32,7 @@ INDEX = "episodes.parquet"
 STATISTICS = "statistics.json"
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_FILES = 1_000_000
+MAX_EPISODES = 4_000_000  # of one data set: every reader has the index in memory
 
 Split: TypeAlias = Literal["all", "train", "validation", "test"]
 Sha256: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -174,8 +176,16 @@ def _require_consistent(manifest: DatasetManifest) -> None:
     for name in ("episodes", "steps"):
         if sum(getattr(file, name) for file in manifest.files) != getattr(manifest, f"num_{name}"):
             raise ValueError(f"its files do not have num_{name} {name} together")
+    if manifest.num_episodes > MAX_EPISODES:
+        raise ValueError(f"it has {manifest.num_episodes:,} episodes, and {MAX_EPISODES:,} are the most")
     if any(file.rows != file.steps + file.episodes for file in manifest.files):
         raise ValueError("a file's rows are not its steps and one row more per episode")
+    for file in manifest.files:
+        num_bytes = file.rows * manifest.layout.row_bytes
+        if num_bytes > MAX_DECODED_BYTES:
+            raise ValueError(
+                f"the {file.rows:,} rows of {file.name} take more than {MAX_DECODED_BYTES:,} bytes of memory"
+            )
 
 
 def _require_spec(manifest: DatasetManifest) -> None:

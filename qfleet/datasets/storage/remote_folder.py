@@ -82,7 +82,7 @@ class RemoteFolder:
             return b""
 
         def read(store: ObjectStore) -> bytes:
-            data = store.cat_file(self._full(name), begin, end)
+            data = store.cat_file(self._full(name), start=begin, end=end)
             if len(data) != end - begin:
                 raise ShortBody(f"{len(data):,} bytes arrived instead of {end - begin:,}")
             return data
