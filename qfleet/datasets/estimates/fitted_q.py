@@ -109,8 +109,9 @@ def fit(table: StepTable, settings: FittedQSettings, seed: int) -> ScaledNet:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         with torch.no_grad():
-            parameters = list(net.parameters())
-            torch._foreach_lerp_(list(averaged.parameters()), parameters, settings.target_rate)
+            followers: list[Tensor] = list(averaged.parameters())
+            parameters: list[Tensor] = list(net.parameters())
+            torch._foreach_lerp_(followers, parameters, settings.target_rate)
     return net
 
 
@@ -123,7 +124,8 @@ def fitting_loss(net: ScaledNet, averaged: ScaledNet, table: StepTable, items: A
         expected = (torch.from_numpy(table.target[rows + 1]) * following).sum(1)
         target = torch.from_numpy(table.reward[items]) + gamma * torch.from_numpy(table.bootstrap[items]) * expected
     values = net(torch.from_numpy(table.obs[rows])).gather(1, action)[:, 0]
-    return (((values - target) / net.scale) ** 2).mean()
+    error: Tensor = (((values - target) / net.scale) ** 2).mean()
+    return error
 
 
 def first_values(net: ScaledNet, episodes: Sequence[ValuedEpisode]) -> Array:  # [N]

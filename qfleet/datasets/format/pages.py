@@ -10,10 +10,20 @@ from typing import Any, TypeAlias
 
 Fields: TypeAlias = dict[int, Any]
 
-_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 12
+# Types of Thrift's compact protocol.
+_TRUE = 1
+_FALSE = 2
+_BYTE = 3
+_I16 = 4
+_I32 = 5
+_I64 = 6
+_BINARY = 8
+_STRUCT = 12
 _MAX_LEVELS = 4
 # In PageHeader: the kind of the page, its sizes, and the header of this kind; in that one, the encoding of its values.
-_KIND, _DECODED_BYTES, _STORED_BYTES = 1, 2, 3
+_KIND = 1
+_DECODED_BYTES = 2
+_STORED_BYTES = 3
 _OF_KIND = {0: 5, 2: 7, 3: 8}
 _ENCODING = {0: 2, 2: 2, 3: 4}
 # PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT. Not DELTA_BYTE_ARRAY: there a

@@ -157,7 +157,7 @@ def require_statistics(found: dict[Split, Statistics], manifest: DatasetManifest
         if files:
             counts = (sum(file.episodes for file in files), sum(file.steps for file in files))
             shapes = {each.name: each.shape for each in manifest.observations}
-            if problem := statistics_problem(found[split], shapes, manifest.layout.num_actions, counts):  # type: ignore[index]
+            if problem := statistics_problem(found[split], shapes, manifest.layout.num_actions, counts):
                 raise ValueError(f"its split {split}: {problem}")
 
 

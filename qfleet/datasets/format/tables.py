@@ -117,7 +117,7 @@ class StepRows:
     def value_problems(self, num_actions: int, ranges: Ranges) -> list[str]:
         """Which values no recording could have; nothing if all are possible."""
         chosen = np.where(self.last, 0, self.action)
-        checks = {
+        checks: dict[str, Array] = {
             f"an action is not one of {num_actions}": (chosen < 0) | (chosen >= num_actions),
             "a reward is not a finite number of float32": ~(np.abs(self.reward) <= MAX_REWARD),
             "a probability is not above 0 and at most 1": (self.probability <= 0) | (self.probability > 1),
@@ -125,11 +125,11 @@ class StepRows:
         for name, array in self.observations.items():
             flat = array.reshape(len(array), -1)
             if array.dtype.kind == "f":
-                checks[f"{name} holds a number that is not finite"] = ~np.isfinite(flat).all(1)
+                checks[f"{name} holds a number that is not finite"] = np.asarray((~np.isfinite(flat)).any(axis=1))
             if name in ranges:
                 low, high = ranges[name]
                 outside = (flat < low.reshape(-1)) | (flat > high.reshape(-1))
-                checks[f"{name} holds a number outside of its space"] = outside.any(1)
+                checks[f"{name} holds a number outside of its space"] = np.asarray(outside.any(axis=1))
         first = {text: int(np.argmax(found)) for text, found in checks.items() if found.any()}
         return [f"episode {self.episode[at]!r}, step {self.t[at]}: {text}" for text, at in first.items()]
 

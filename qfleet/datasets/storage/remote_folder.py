@@ -57,7 +57,8 @@ class RemoteFolder:
     def exists(self, name: str) -> bool:
         """Is there an object of this name?"""
         try:
-            return self._retried(name, "read", lambda store: store.info(self._full(name)))["type"] == "file"
+            found = self._retried(name, "read", lambda store: store.info(self._full(name)))
+            return bool(found["type"] == "file")
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return False
