@@ -109,9 +109,8 @@ def fit(table: StepTable, settings: FittedQSettings, seed: int) -> ScaledNet:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         with torch.no_grad():
-            followers: list[Tensor] = list(averaged.parameters())
-            parameters: list[Tensor] = list(net.parameters())
-            torch._foreach_lerp_(followers, parameters, settings.target_rate)
+            for moving, now in zip(averaged.parameters(), net.parameters(), strict=True):
+                moving.lerp_(now, settings.target_rate)
     return net
 
 
@@ -124,8 +123,8 @@ def fitting_loss(net: ScaledNet, averaged: ScaledNet, table: StepTable, items: A
         expected = (torch.from_numpy(table.target[rows + 1]) * following).sum(1)
         target = torch.from_numpy(table.reward[items]) + gamma * torch.from_numpy(table.bootstrap[items]) * expected
     values = net(torch.from_numpy(table.obs[rows])).gather(1, action)[:, 0]
-    error: Tensor = (((values - target) / net.scale) ** 2).mean()
-    return error
+    loss: Tensor = (((values - target) / net.scale) ** 2).mean()
+    return loss
 
 
 def first_values(net: ScaledNet, episodes: Sequence[ValuedEpisode]) -> Array:  # [N]

@@ -26,8 +26,8 @@ def percentiles(values: Array) -> tuple[float | None, float | None]:  # [R]
 
 def ratios(top: Array, bottom: Array) -> Array:
     """top / bottom, NaN where nothing is below."""
-    quotients: Array = np.divide(top, bottom, out=np.full(np.shape(bottom), np.nan), where=np.asarray(bottom) > 0)
-    return quotients
+    found: Array = np.divide(top, bottom, out=np.full(np.shape(bottom), np.nan), where=np.asarray(bottom) > 0)
+    return found
 
 
 def ratio_estimate(top: Array, bottom: Array, seed: int) -> DataEstimate:  # [N], [N]
