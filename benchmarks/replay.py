@@ -14,7 +14,7 @@ from qfleet.data import Rollout, Spec
 from qfleet.replay import NStepReturn, Prioritized, Replay, StepCut
 
 SPECS = {"vector": Spec((4,), "float32", (2,)), "frames": Spec((84, 84), "uint8", (6,), stack=4)}
-BARS = {INSERT: 2.0, UPDATE: 1.5}
+BARS = {"vector": {INSERT: 2.0, UPDATE: 1.5}, "frames": {f"{UPDATE} 256": 1.5}}
 SECONDS, ROUNDS, SPARE_SECONDS = 0.6, 7, 180.0
 COMMAND = "scripts/bench replay --peers"
 PAGE = report.ROOT / "docs" / "speed.md"
@@ -80,8 +80,7 @@ def line(what: str, slots: int, name: str, turns: dict[str, list[dict[str, float
     ours, theirs = ([turn[name] for turn in turns.get(side, [])] for side in ("qfleet", "cpprb"))
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=False)]
     found = statistics.median(ratios) if ratios else None
-    # The bars are for plain vectors; with frames both copy the same megabytes when they draw.
-    bar = next((bar for word, bar in BARS.items() if what == "vector" and name.startswith(word)), None)
+    bar = next((bar for word, bar in BARS[what].items() if name.startswith(word)), None)
     return {
         "what": what,
         "slots": slots,
