@@ -79,7 +79,10 @@ def count_steps(rollout: Rollout) -> int:
 
 @dataclass(slots=True)
 class Batch:
-    """A learner's batch of steps; reward and discount are those of n steps, gamma included."""
+    """A learner's batch of steps; reward and discount are those of n steps, gamma included.
+
+    Stacks of frames before and after a single step share memory: `obs` and `next_obs` may be views that overlap.
+    """
 
     obs: Array  # [N, *input_shape]
     action: Array  # [N] int64

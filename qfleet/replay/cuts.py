@@ -3,9 +3,8 @@
 Shapes: N items, L lanes, W rows of a window, D integers of a stored observation. An item is row * L + lane.
 """
 
-import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -56,16 +55,14 @@ class StepCut:
         self, store: Store, items: Array, n_step: NStepReturn, weight: Array, ids: Array, out: Batch | None = None
     ) -> Batch:
         """The items as a batch; `out` is an earlier batch of as many items, whose memory is reused."""
-        batch = out or empty_batch(store.spec, len(items))
+        batch = out or empty_batch(store.spec, len(items), overlap=self.n == 1 and store.spec.stack > 1)
         next_rows = np.empty(len(items), np.int64)
-        shape = (len(items), store.spec.stack, math.prod(store.spec.obs))
-        dtype = store.frames.dtype
-        obs = batch.obs.reshape(shape).view(dtype)
-        next_obs = batch.next_obs.reshape(shape).view(dtype)
+        obs, next_obs = flat_frames(batch, store.frames.dtype)
+        depth = store.spec.stack
         cut = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
         for begin, end in chunks(store, len(items), STEPS_PER_CALL):
             unpack_steps(store, items[begin:end], n_step)
-            cut_steps(store.frames, store.kernel_columns, items, begin, end, n_step.numbers, cut)
+            cut_steps(store.frames, store.kernel_columns, items, begin, end, n_step.numbers, depth, cut)
         batch.weight = weight
         batch.ids = ids
         batch.next_mask, batch.mask = masks_of(store, items, next_rows)
@@ -109,12 +106,13 @@ class SequenceCut:
     ) -> Sequences:
         """The windows as a batch; `out` is an earlier batch of as many, whose memory is reused."""
         batch = out or empty_sequences(store.spec, self.rows, self.length, len(items))
-        shape = (self.rows, len(items), store.spec.stack, math.prod(store.spec.obs))
-        obs = batch.obs.reshape(shape).view(store.frames.dtype)
+        obs = batch.obs.reshape(-1).view(store.frames.dtype)
+        depth = store.spec.stack
         cut = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
         for begin, end in chunks(store, len(items), WINDOWS_PER_CALL):
             unpack_windows(store, items[begin:end], self.rows)
-            cut_sequences(store.frames, store.kernel_columns, items, begin, end, self.burn_in, n_step.numbers, cut)
+            window = (self.burn_in, n_step.numbers, depth)
+            cut_sequences(store.frames, store.kernel_columns, items, begin, end, *window, cut)
         first = items // store.lanes
         lanes = items % store.lanes
         slots = (first + np.arange(self.rows)[:, None]) % store.rows
@@ -192,12 +190,27 @@ def unpack_windows(store: Store, items: Array, rows: int) -> None:
         store.packed.unpack_rows(items // store.lanes + offsets, items % store.lanes, store.heads)
 
 
-def empty_batch(spec: Spec, num: int) -> Batch:
-    """An uninitialised batch of `num` steps."""
-    obs, next_obs = (np.empty((num, *spec.input_shape), spec.dtype) for _ in range(2))
+def empty_batch(spec: Spec, num: int, *, overlap: bool = False) -> Batch:
+    """An uninitialised batch of `num` steps; its stacks of observations and next observations may overlap.
+
+    They are then all but the last and all but the first frame of stacks with one frame more.
+    """
+    if overlap:
+        frames = np.empty((num, spec.stack + 1, *spec.obs), spec.dtype)
+        obs = frames[:, :-1]
+        next_obs = frames[:, 1:]
+    else:
+        obs, next_obs = (np.empty((num, *spec.input_shape), spec.dtype) for _ in range(2))
     reward, discount, weight = (np.empty(num, np.float32) for _ in range(3))
     action, ids = (np.empty(num, np.int64) for _ in range(2))
     return Batch(obs, action, reward, discount, next_obs, weight, ids)
+
+
+def flat_frames(batch: Batch, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """The memory of observations and of next observations as such integers, the latter empty if they overlap."""
+    if batch.obs.base is not None:
+        return batch.obs.base.reshape(-1).view(dtype), np.empty(0, dtype)
+    return batch.obs.reshape(-1).view(dtype), batch.next_obs.reshape(-1).view(dtype)
 
 
 def empty_sequences(spec: Spec, rows: int, length: int, num: int) -> Sequences:

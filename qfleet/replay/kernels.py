@@ -7,8 +7,9 @@ repeat; their slot in the ring is row % R.
 
 from typing import Any, TypeAlias
 
-from numba import njit
-from numba.core import event
+from numba import njit, types
+from numba.core import cgutils, event
+from numba.extending import intrinsic
 
 from qfleet.data import Array
 from qfleet.system.timers import COMPILE_TIMER
@@ -68,32 +69,57 @@ def frame_at(table: Array, heads: Array, rows: int, row: int, lane: int) -> int:
     return first + row % BLOCK
 
 
-@njit(cache=True)
-def copy_frame(frames: Array, frame: int, out: Array, place: int) -> None:
-    """Copy one frame into a stack."""
-    for d in range(frames.shape[1]):
-        out[place, d] = frames[frame, d]
+@intrinsic
+def copy_memory(typing: Any, out: Any, place: Any, source: Any, at: Any, num: Any) -> Any:
+    """Copy `num` numbers, from `at` on in a contiguous array, to `place` and what follows it in another.
+
+    This is C's memcpy, which is faster than a compiled loop for whole frames.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to_array, to_place, from_array, from_place, count = arguments
+        to_data = context.make_array(out)(context, builder, to_array).data
+        from_data = context.make_array(source)(context, builder, from_array).data
+        size = context.get_abi_sizeof(context.get_data_type(out.dtype))
+        ends = (builder.gep(to_data, [to_place]), builder.gep(from_data, [from_place]))
+        cgutils.raw_memcpy(builder, *ends, count, size)  # type: ignore[no-untyped-call]
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, source, types.int64, types.int64), generate
 
 
 @njit(cache=True)
-def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, out: Array) -> None:
-    """Copy the frames that lead up to `row`, zeros before the episode's first one."""
-    rows = last.shape[0]
-    depth = out.shape[0]
+def copy_frames(frames: Array, frame: int, num: int, out: Array, place: int) -> None:
+    """Copy `num` frames that lie one after the other, to `place` and the places after it."""
+    size = frames.shape[1]
+    # numba passes `typing` itself
+    copy_memory(out, place * size, frames, frame * size, num * size)  # type: ignore[call-arg]
+
+
+@njit(cache=True)
+def stack_into(
+    frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, out: Array, place: int, depth: int
+) -> None:
+    """Copy the `depth` frames that lead up to `row` to `place` and the places after it.
+
+    Those before the episode's first frame become zeros.
+    """
+    rows, lanes = last.shape
     earlier = depth - 1  # frames before `row` that belong to its episode
     for back in range(1, depth):
         if row < back or last[(row - back) % rows, lane]:
             earlier = back - 1
             break
-    blank = depth - 1 - earlier
-    for place in range(blank):
-        out[place] = 0
+    first = place + depth - 1 - earlier
+    out[place * frames.shape[1] : first * frames.shape[1]] = 0
     if table.shape[0]:
-        for place in range(blank, depth):
-            copy_frame(frames, frame_at(table, heads, rows, row - (depth - 1 - place), lane), out, place)
-        return
-    for place in range(blank, depth):  # forwards, as memory is read fastest
-        copy_frame(frames, (row - (depth - 1 - place)) % rows * heads.shape[0] + lane, out, place)
+        for at in range(earlier + 1):
+            copy_frames(frames, frame_at(table, heads, rows, row - earlier + at, lane), 1, out, first + at)
+    elif lanes == 1 and row % rows >= earlier:
+        copy_frames(frames, row % rows - earlier, earlier + 1, out, first)
+    else:
+        for at in range(earlier + 1):  # forwards, as memory is read fastest
+            copy_frames(frames, (row - earlier + at) % rows * lanes + lane, 1, out, first + at)
 
 
 @njit(cache=True)
@@ -111,11 +137,19 @@ def stack_indices(last: Array, heads: Array, row: Array, lane: Array, out: Array
 
 
 @njit(cache=True)
-def cut_steps(frames: Array, columns: Columns, items: Array, begin: int, stop: int, n_step: NStep, out: Arrays) -> None:
-    """Cut items [begin, stop) of N into a batch; `next_rows` receives the row that each bootstraps from."""
+def cut_steps(
+    frames: Array, columns: Columns, items: Array, begin: int, stop: int, n_step: NStep, depth: int, out: Arrays
+) -> None:
+    """Cut items [begin, stop) of N into a batch; `next_rows` receives the row that each bootstraps from.
+
+    Stacks of `depth` frames are written one after the other. With an empty `out_next`, both stacks of an item overlap
+    in `out_obs`: they are all but the last and all but the first of depth + 1 frames.
+    """
     table, heads, action, reward, discount, last = columns
     out_obs, out_action, out_reward, out_discount, out_next, next_rows = out
     rows, lanes = last.shape
+    overlap = out_next.shape[0] == 0
+    places = depth + 1 if overlap else depth
     for i in range(begin, stop):
         # Touch every column for all items first: the cache misses then overlap.
         slot = items[i] // lanes % rows
@@ -125,13 +159,16 @@ def cut_steps(frames: Array, columns: Columns, items: Array, begin: int, stop: i
         out_discount[i] = discount[slot, lane]
         next_rows[i] = last[slot, lane]
         if table.shape[0] == 0:
-            out_obs[i, -1, 0] = frames[slot * lanes + lane, 0]
+            out_obs[i * places * frames.shape[1]] = frames[slot * lanes + lane, 0]
     for i in range(begin, stop):
         row = items[i] // lanes
         lane = items[i] % lanes
         total, discount_product, end = n_step_sum(reward, discount, last, row, lane, n_step)
-        stack_into(frames, table, heads, last, row, lane, out_obs[i])
-        stack_into(frames, table, heads, last, end, lane, out_next[i])
+        if overlap:
+            stack_into(frames, table, heads, last, end, lane, out_obs, i * places, places)
+        else:
+            stack_into(frames, table, heads, last, row, lane, out_obs, i * places, places)
+            stack_into(frames, table, heads, last, end, lane, out_next, i * places, places)
         out_reward[i] = total
         out_discount[i] = discount_product
         next_rows[i] = end
@@ -151,7 +188,15 @@ def n_step_sums(columns: Columns, items: Array, n_step: NStep, out: Arrays) -> N
 
 @njit(cache=True)
 def cut_sequences(
-    frames: Array, columns: Columns, items: Array, begin: int, stop: int, burn_in: int, n_step: NStep, out: Arrays
+    frames: Array,
+    columns: Columns,
+    items: Array,
+    begin: int,
+    stop: int,
+    burn_in: int,
+    n_step: NStep,
+    depth: int,
+    out: Arrays,
 ) -> None:
     """Cut windows [begin, stop) of N, W rows each, time-major; the L rows after the burn-in get n-step rewards."""
     table, heads, action, reward, discount, last = columns
@@ -162,7 +207,7 @@ def cut_sequences(
         lane = items[i] % lanes
         for w in range(out_last.shape[0]):
             slot = (first + w) % rows
-            stack_into(frames, table, heads, last, first + w, lane, out_obs[w, i])
+            stack_into(frames, table, heads, last, first + w, lane, out_obs, (w * items.shape[0] + i) * depth, depth)
             out_action[w, i] = action[slot, lane]
             out_gain[w, i] = reward[slot, lane]
             out_last[w, i] = last[slot, lane]

@@ -49,6 +49,9 @@ def test_a_ratio_is_taken_within_a_round_and_held_to_its_bar():
     alone = replay.line("vector", 7, "insert 1", {"qfleet": turns["qfleet"]})
     assert (alone["ratio"], alone["met"]) == (None, None)
     assert "| vector | 7 | insert 1 | 10 | 9 | 2.00 | >= 2 x | yes |" in replay.markdown([row])
+    both = {"qfleet": [{"sample + update 256": 14.0}], "cpprb": [{"sample + update 256": 10.0}]}
+    row = replay.line("frames", 7, "sample + update 256", both)
+    assert (row["bar"], row["met"]) == (1.5, False)
 
 
 def test_only_a_whole_run_is_shown():

@@ -1,6 +1,7 @@
 """The replay against a plain one that keeps whole episodes, and what it promises about its items."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +118,21 @@ def check_stream(case: Case, rows: dict[str, Array]) -> None:
         batch = replay.read_batch(live, np.ones(len(live), np.float32))
         assert isinstance(batch, Batch)
         plain.assert_equal(batch)
+
+
+def test_stacks_before_and_after_a_single_step_share_memory() -> None:
+    rows = random_stream(np.random.default_rng(0), FRAMES, 2, 40, 0.1)
+    for n_step, shared in ((1, True), (2, False)):
+        replay = Replay(FRAMES, 2, 50, Uniform(), np.random.default_rng(0), **one_n(n_step))
+        replay.add(rollout(rows))
+        first, second, third = (replay.sample(8) for _ in range(3))
+        assert np.shares_memory(first.obs, first.next_obs) == shared
+        assert np.shares_memory(first.obs, third.obs), "the memory of the batch before the last is reused"
+        assert not np.shares_memory(first.obs, second.obs)
+
+
+def one_n(n_step: int) -> dict[str, Any]:
+    return {"cut": StepCut(n_step), "n_step": NStepReturn(n_step, 0.99)}
 
 
 @pytest.mark.parametrize("stack", [1, 4])

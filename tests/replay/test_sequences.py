@@ -391,7 +391,7 @@ print(known())
 INNER = {
     "branch_at",
     "branch_sum",
-    "copy_frame",
+    "copy_frames",
     "frame_at",
     "n_step_sum",
     "queue_episode_tail",
