@@ -75,7 +75,9 @@ def test_a_loaded_state_goes_on_with_the_next_transition(tmp_path: Path) -> None
 
 def test_memory_is_bounded_by_the_cache(tmp_path: Path) -> None:
     make_dataset(tmp_path / "a", [900] * 60, file_bytes=100_000)
-    source = source_for(plan_for(tmp_path / "a", **{"replay.cache_bytes": 1 << 20, "algo.batch_size": 256, "replay.open_shards": 2}))
+    source = source_for(
+        plan_for(tmp_path / "a", **{"replay.cache_bytes": 1 << 20, "algo.batch_size": 256, "replay.open_shards": 2})
+    )
     for _ in range(2 * len(source.order) // 256):
         source.next_batch(0)
         assert source.shards.num_bytes() <= 1 << 20
