@@ -30,6 +30,8 @@ EXTRAS = {
     "tb": ("tensorboardX", "tensorboardX"),
     "lz4": ("lz4", "lz4"),
     "data": ("pyarrow", "pyarrow"),
+    "minari": ("h5py", "h5py"),
+    "s3": ("s3fs", "s3fs"),
     "ray": ("ray", "ray"),
     "mpi": ("mpi4py", "mpi4py"),
 }

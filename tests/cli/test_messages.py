@@ -151,7 +151,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 algo.nstep=3",
         "algo.nstep=3 is not a setting of a plan (command line)",
-        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, reset, anneal.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, offline, reset, anneal.",
         "Did you mean algo.n_step?",
     ),
     Wrong(
@@ -235,7 +235,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 algo=3",
         "algo=3 is not a setting but a section (command line)",
-        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, reset, anneal.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, offline, reset, anneal.",
         "Set what is inside it: algo.NAME=VALUE",
     ),
     Wrong(
@@ -487,7 +487,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --plan plan.toml",
         "algo.n_stepp=3 is not a setting of a plan (plan.toml)",
-        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, reset, anneal.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, offline, reset, anneal.",
         "Did you mean algo.n_step?",
         plan="[algo]\nn_stepp = 3\n",
     ),
@@ -543,7 +543,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --plan plan.toml",
         "algo=3 is not a setting but a section (plan.toml)",
-        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, reset, anneal.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, accumulate, loss, rescale, offline, reset, anneal.",
         "Set what is inside it: algo.NAME=VALUE",
         plan="algo = 3\n",
     ),
