@@ -1,9 +1,11 @@
 """Run one command and return its exit code; code of environments runs in a supervised process."""
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from qfleet import heartbeat
@@ -94,3 +96,22 @@ def run_in_fork(work: Callable[[], object]) -> int:
 def run_env_code(work: Callable[[], int]) -> int:
     """Do work that runs environment code: in a supervised fork if this process is a command of its own."""
     return run_in_fork(work) if may_fork() else work()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Import without looking for garbage, and leave everything that is there out of later searches.
+
+    Importing torch makes hundreds of thousands of objects that stay to the end. Python would search them for cycles
+    several times during the import, while the run begins, and when the process ends. Other programs that call a command
+    may have made garbage: there nothing changes.
+    """
+    if not supervising.get():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

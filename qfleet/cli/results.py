@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import parse_count
+from qfleet.cli.entry import without_collection
 from qfleet.cli.output import echo, echo_table, echo_warnings
 from qfleet.cli.policies.arguments import Episodes, Which, parse_which, weights_text
 from qfleet.cli.training import GroupName, Out, RunName, TrustEnv
@@ -27,7 +28,8 @@ def record(
     """Film the greedy policy."""
     weights = parse_which(which)
     num = parse_count("--episodes", episodes) or 1
-    from qfleet.api import load
+    with without_collection():
+        from qfleet.api import load
     from qfleet.watch import find_run
 
     path = find_run(run, out)

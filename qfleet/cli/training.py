@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import PlanArguments, PlanFile, Preset, compose_arguments, parse_count, refuse_json_with_quiet
-from qfleet.cli.entry import needs_restarts, run_env_code, trains_in_fork
+from qfleet.cli.entry import needs_restarts, run_env_code, trains_in_fork, without_collection
 from qfleet.cli.output import echo, invocation
 from qfleet.cli.plan import print_dry_run, summary
 from qfleet.errors import UsageError
@@ -101,8 +101,12 @@ def _run_with_restarts(folder: str, out: str, flags: dict[str, bool]) -> int:
 def _train_run(
     composed: Composed, out: str, name: str | None, from_: str | None, *, json: bool, quiet: bool, profile: bool
 ) -> int:
-    from qfleet.api import train as start
-    from qfleet.watch import auto_mode, find_run, make_watcher
+    with without_collection():
+        from qfleet.api import train as start
+        from qfleet.replay.numba_library import load_numba_library
+        from qfleet.watch import auto_mode, find_run, make_watcher
+
+        load_numba_library()
 
     profilers = _profilers(composed.plan, profile)
     run = start(
@@ -175,8 +179,12 @@ def resume(
 def _resume_run(
     path: Path, plan: Plan, until: int | None, *, json: bool, quiet: bool, profile: bool, **checks: Any
 ) -> int:
-    from qfleet.api import resume as start
-    from qfleet.watch import auto_mode, make_watcher
+    with without_collection():
+        from qfleet.api import resume as start
+        from qfleet.replay.numba_library import load_numba_library
+        from qfleet.watch import auto_mode, make_watcher
+
+        load_numba_library()
 
     watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
     profilers = _profilers(plan, profile)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import parse_count
+from qfleet.cli.entry import without_collection
 from qfleet.cli.output import echo, echo_json, echo_warnings
 from qfleet.cli.policies.arguments import (
     EnvSettings,
@@ -50,7 +51,8 @@ def evaluate(
     other = parse_count("--seed", seed, 0)
     variant = parse_variant(env, arguments)
     _refuse_idle_trust(trust_variants, variants)
-    from qfleet.api import load
+    with without_collection():
+        from qfleet.api import load
     from qfleet.watch import find_run
 
     opened = partial(load, find_run(run, out), which=weights, trust_env=trust_env)

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import parse_count
+from qfleet.cli.entry import without_collection
 from qfleet.cli.output import echo, echo_warnings
 from qfleet.cli.policies.arguments import (
     EnvSettings,
@@ -47,7 +48,8 @@ def play(
     variant = parse_variant(env, arguments)
     from rich.console import Console
 
-    from qfleet.api import load
+    with without_collection():
+        from qfleet.api import load
     from qfleet.training.evaluation.play import Player
     from qfleet.watch import find_run
 
