@@ -81,6 +81,7 @@ def test_a_hostile_data_set_does_no_harm(
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # a suite of its own: hostile
 @pytest.mark.parametrize("case", [case for case in CASES if case.name not in SAMPLE], ids=lambda case: case.name)
 def test_no_hostile_data_set_does_harm(
     case: DataCase, server: Server, good: dict[str, CommandResult], tmp_path: Path
