@@ -147,7 +147,12 @@ def is_long(plan: Plan) -> bool:
 
 
 def may_compile(plan: Plan, given: bool | None) -> bool:
-    """Is it open whether the update is compiled? Larger convolutions are faster as they are."""
+    """Is it open whether the update is compiled? Larger convolutions are faster as they are.
+
+    A run that ends at a score may be over before it has saved the seconds that compiling takes.
+    """
+    if plan.until.score is not None:
+        return False
     small = isinstance(plan.net.torso, MlpTorso | MinatarTorso)
     on_cpu = torch.device(plan.runtime.device or "cpu").type == "cpu"
     return given is None and small and on_cpu and is_long(plan) and why_not_compilable(plan) is None

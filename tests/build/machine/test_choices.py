@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from qfleet import train
@@ -218,6 +219,15 @@ def test_compiled_if_it_saves_more_than_it_costs(
     assert any("compiled, as it saves" in note for note in found.notes) is expected
     short = choose(replaced(plan, until=SHORT), spec, vectors=times, grids=times)
     assert (short.settings["compile"], short.measured) == (False, [])
+
+
+def test_a_run_that_ends_at_a_score_is_compiled_only_if_the_plan_says_so() -> None:
+    times = {**VECTOR_TIMES, "compiled": 1e-4, "compiling": 1.0}
+    until_score = msgspec.structs.replace(LONG, score=475.0)
+    found = choose(plan_of(MLP, until_score), VECTOR, vectors=times)
+    assert (found.settings["compile"], found.measured) == (False, [])  # the seed alone decides the run
+    assert choose(plan_of(MLP, until_score, compile=True), VECTOR, vectors=times).settings["compile"] is True
+    assert choose(plan_of(MLP, LONG), VECTOR, vectors=times).settings["compile"] is True
 
 
 def test_large_updates_gain_nothing_from_a_compiler() -> None:
