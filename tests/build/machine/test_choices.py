@@ -311,7 +311,7 @@ def test_a_run_reports_what_was_measured_and_its_plan_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(choices, "MIN_UPDATES", 10)
-    plan = small({"runtime.compile": None, "until.steps": 150})
+    plan = small({"runtime.compile": None, "until.steps": 150, "until.score": "none"})
     first = train(plan, out=tmp_path, watcher=make_watcher("plain"))
     said = capsys.readouterr().out.splitlines()
     (reason,) = first.status["not_exact"]
