@@ -77,7 +77,7 @@ def survive(data: Path, out: Path, num_learners: int, kills: int) -> int:
 
 @pytest.mark.parametrize(
     ("num_learners", "kills"),
-    [(1, 3), (2, 2), *(pytest.param(num, 30, marks=pytest.mark.slow) for num in (1, 2, 3))],
+    [(1, 3), (2, 2), *(pytest.param(num, 30, marks=[pytest.mark.slow, pytest.mark.soak]) for num in (1, 2, 3))],
 )
 def test_each_transition_is_used_once_per_epoch(tmp_path: Path, num_learners: int, kills: int) -> None:
     make_dataset(tmp_path / "data", LENGTHS, file_bytes=3_000)
