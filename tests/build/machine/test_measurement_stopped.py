@@ -12,7 +12,7 @@ import pytest
 from qfleet.build.machine.table import MachineTable, this_machine, write_table
 from tests.distributed.actors.test_process import alive, process_tree
 
-LONG = ["train", "CartPole-v1", "until.steps=100_000_000", "--out"]
+LONG = ["train", "CartPole-v1", "until.steps=100_000_000", "until.score=none", "--out"]
 
 
 @pytest.mark.chaos
