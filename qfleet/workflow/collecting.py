@@ -62,7 +62,7 @@ def collect(
     trust_env: bool = False,
     show: Callable[[int, int], object] = lambda episodes, steps: None,
 ) -> str:
-    """Write whole episodes until there are so many episodes or steps; returns the version of the data set."""
+    """Write whole episodes until the wanted number of episodes or steps is reached; returns the data set's version."""
     require_amount(episodes, steps)
     with torch_threads(1), closing(make_playing_world(plan)) as world:
         description = Description(plan.env.id, world.spec, spec_columns(world.spec), world.spaces)
@@ -107,7 +107,7 @@ def behaviour_policy(plan: Plan, spec: Spec, behaviour: Behaviour, trust_env: bo
 def limited(
     played: Iterator[RecordedEpisode], episodes: int | None, steps: int | None, show: Callable[[int, int], object]
 ) -> Iterator[RecordedEpisode]:
-    """The first episodes, until there are so many of them or so many steps."""
+    """The first episodes, up to the wanted number of episodes or steps."""
     num_steps = 0
     for number, episode in enumerate(played, 1):
         yield episode

@@ -29,7 +29,7 @@ def evaluate_policy_on_data(
     split: Annotated[str, Parameter(help="train, validation, test or all.")] = "test",
     epsilon: Annotated[float, Parameter(help="Estimates are of the policy with this share of random actions.")] = 0.1,
     seed: Annotated[str, Parameter(help="Decides everything random.", metavar="N")] = "0",
-    episodes: Annotated[str, Parameter(help="At most so many episodes.", metavar="N")] = "1000",
+    episodes: Annotated[str, Parameter(help="Read at most this number of episodes.", metavar="N")] = "1000",
     updates: Annotated[str, Parameter(help="Of each fitted Q evaluation.", metavar="N")] = "4000",
     out: Annotated[str, Parameter(help="Folder in which a run is looked for by its name.")] = "runs",
     json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False,

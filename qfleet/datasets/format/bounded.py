@@ -53,7 +53,7 @@ class BoundedParquet:
             raise ValueError("a row group of it has no rows")
 
     def _require_size(self, data: memoryview, num_rows: int, row_bytes: int) -> None:
-        """Refuse more memory than is allowed, and more than so many rows can need."""
+        """Refuse more memory than is allowed, and more than this number of rows can need."""
         if num_rows * row_bytes > MAX_DECODED_BYTES:
             raise ValueError(
                 f"its {num_rows:,} rows would take {num_rows * row_bytes:,} bytes of memory, and "

@@ -105,7 +105,7 @@ def _merge(first: Statistics, second: Statistics) -> Statistics:
 def statistics_problem(
     found: Statistics, shapes: Mapping[str, tuple[int, ...]], num_actions: int, counts: tuple[int, int]
 ) -> str | None:
-    """Why these are no statistics of so many episodes and steps of such observations; None if they may be."""
+    """Why these cannot be the statistics of a split with these counts and observations; None if they can."""
     if found.observations.keys() != shapes.keys():
         return "its columns of observations are not those of the manifest"
     if len(found.actions) != (num_actions if num_actions <= MAX_ACTIONS else 0):
