@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SCHEME = "hdfs://"
 _URL = re.compile(r"hdfs://([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::([0-9]{1,5}))?/([^\x00-\x1f\x7f?#:\\]+?)/*")
 PIECE_BYTES = 4 << 20  # of one call: more would be copied at once
-SOCKET_SECONDS = 20
+SOCKET_SECONDS = 10
 # Of the client's own attempts; RemoteFolder repeats, and has the limits. A name service needs one per namenode.
 FAILOVERS = {"port": 1, "name service": 4}
 _REMOTE_ERROR = re.compile(r'RPCError\("([\w.$]+)", "(.*)', re.DOTALL)
@@ -34,7 +34,8 @@ def open_hdfs(url: str) -> RemoteFolder:
             "It has a namenode with its port (or a name service) and a folder, and no user, password or query.",
             "Example: hdfs://namenode:8020/data/cartpole; Hadoop's own configuration (HADOOP_CONF_DIR) is used.",
         )
-    host, port = found[1], int(found[2]) if found[2] else None
+    host = found[1]
+    port = int(found[2]) if found[2] else None
     address = host if port is None else f"{host}:{port}"
     return RemoteFolder(f"{SCHEME}{address}/{found[3]}", f"/{found[3]}", lambda: connect(host, port))
 

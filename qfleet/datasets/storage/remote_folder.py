@@ -76,7 +76,10 @@ class RemoteFolder:
 
     def size(self, name: str) -> int:
         """The number of its bytes."""
-        return int(self._retried(name, "read", lambda store: store.info(self._full(name)))["size"])
+        found = self._retried(name, "read", lambda store: store.info(self._full(name)))
+        if found["type"] != "file":
+            raise self._error(name, "read", "It is a folder.")
+        return int(found["size"])
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """The whole object; a larger one is refused without being read."""
