@@ -28,6 +28,8 @@ SLOWEST_BYTES = 1 << 20  # written per second
 PIECE_BYTES = 16 << 20  # read by one request
 LASTING = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f?#:\\]")  # a library may take these for something else than a name
+_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL")  # in the name of a variable
+LEAST_SECRET = 8  # characters; shorter values are parts of other words
 Result = TypeVar("Result")
 
 
@@ -217,6 +219,10 @@ def passing(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why a request failed, in a line; a library's text about credentials names no value of them."""
-    text = " ".join(str(error).split())[:300].rstrip(".")
+    """Why a request failed, in a line; what a store repeats of the credentials in the environment is left out."""
+    text = " ".join(str(error).split())
+    for name, value in os.environ.items():
+        if _SECRET.search(name) and len(value) >= LEAST_SECRET:
+            text = text.replace(value, "***")
+    text = text[:300].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
