@@ -1,6 +1,6 @@
-"""Two nodes of a Ray cluster on this machine, on loopback; prints the address, and takes the second one away on demand.
+"""Two nodes of a Ray cluster on this machine, on loopback; prints the address, and removes or adds nodes on demand.
 
-Run as a script: `python ray_cluster.py [port]`, then write `remove` or `end` to its standard input.
+Run as a script: `python ray_cluster.py [port]`, then write `remove`, `add` or `end` to its standard input.
 """
 
 import os
@@ -21,6 +21,9 @@ def main() -> None:
         if line.strip() == "remove":
             cluster.remove_node(second, allow_graceful=False)
             print("removed", flush=True)
+        elif line.strip() == "add":
+            cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+            print("added", flush=True)
         else:
             break
     cluster.shutdown()

@@ -24,7 +24,7 @@ from qfleet.distributed.actors.main import ActorSetup, LearnerLinks, act
 from qfleet.distributed.actors.messages import ActorReply, ActorReport
 from qfleet.distributed.actors.weights_board import WeightsLayout, layout_of
 from qfleet.distributed.ray import rpc
-from qfleet.distributed.ray.worker import RayWorker
+from qfleet.distributed.ray.worker import RayWorker, ResultWatch
 from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.system.child_process import redirect_output
@@ -121,6 +121,7 @@ class RayActorLauncher:
         self.layout = layout_of(weights)
         self.flat = rpc.FlatWeights(self.layout)
         self.replaced_counts = dict.fromkeys(COUNTS, 0)
+        self.watch = ResultWatch()
 
     def launch(self, worker: int, incarnation: int) -> ActorHandle:
         """Start an actor with an inbox of its own, on any node that has room."""
@@ -137,7 +138,7 @@ class RayActorLauncher:
         setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, pack_parts(self.custom_parts), *files)
         compress = COMPRESSED_COLUMNS if runtime.compress else ()
         result = host.run.remote(setup, self.layout, compress, ray.get_runtime_context().current_actor)
-        return ActorHandle(RayWorker(host, result), inbox, CLOSING_SECONDS)
+        return ActorHandle(RayWorker(host, result, self.watch), inbox, CLOSING_SECONDS)
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
         """Publish the newest weights: now if no actor runs, else after PUBLISH_SECONDS since the last ones."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import ray
+from ray._private import state as ray_state
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from qfleet.data.wire_format import Arrays, Message, Parts, to_bytes, unpack
@@ -26,6 +27,8 @@ from qfleet.system.worker_process import final_error_of
 
 START_SECONDS = 120.0  # until the first reply: Ray finds a node, and the process imports
 ALIVE_CHECK_SECONDS = 0.25  # asking Ray takes its time, so that it is not asked for every message
+PLACE_CHECK_SECONDS = 1.0
+PENDING_STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 FINAL_ERROR_SECONDS = 2.0
 RESULT_SECONDS = 30.0  # to fetch the result of a call that has returned
 PROCESS_ENDED = "its process ended: "
@@ -166,21 +169,57 @@ def connection_error(error: Exception) -> ConnectionError:
 
 
 @dataclass(eq=False)
+class ResultWatch:
+    """Which of many calls have returned or failed: Ray is asked once for all of them."""
+
+    open: set[Any] = field(default_factory=set)  # under way, when Ray was asked last
+    look_at: float = 0.0  # when to ask Ray again
+
+    def add(self, result: Any) -> None:
+        """Watch a call until it has ended."""
+        self.open.add(result)
+
+    def remove(self, result: Any) -> None:
+        """Forget a call."""
+        self.open.discard(result)
+
+    def has_ended(self, result: Any) -> bool:
+        """Has this call returned or failed? True for one that is not watched any more."""
+        now = time.monotonic()
+        if self.open and now >= self.look_at:
+            ended, _ = ray.wait(list(self.open), num_returns=len(self.open), timeout=0)
+            self.open.difference_update(ended)
+            self.look_at = time.monotonic() + ALIVE_CHECK_SECONDS
+        return result not in self.open
+
+
+@dataclass(eq=False)
 class RayWorker:
-    """The process of a worker on Ray; `result` is that of a call which returns, or fails, when the worker ends."""
+    """The process of a worker on Ray; `result` is that of a call which returns, or fails, when the worker ends.
+
+    Workers that are looked after together share a `watch`.
+    """
 
     host: Any
     result: Any
-    ended: bool = False
-    look_at: float = 0.0  # when to ask Ray again
+    watch: ResultWatch = field(default_factory=ResultWatch)
+    placed: bool = False  # has Ray found a node for it?
+    look_at: float = 0.0  # when to ask Ray again for its place
+
+    def __post_init__(self) -> None:
+        self.watch.add(self.result)
 
     def is_alive(self) -> bool:
         """Is the call still under way?"""
+        return not self.watch.has_ended(self.result)
+
+    def is_pending(self) -> bool:
+        """Has Ray not found a node for it yet?"""
         now = time.monotonic()
-        if not self.ended and now >= self.look_at:
-            self.ended = bool(ray.wait([self.result], timeout=0)[0])
-            self.look_at = now + ALIVE_CHECK_SECONDS
-        return not self.ended
+        if not self.placed and now >= self.look_at:
+            self.placed = actor_state(self.host) not in PENDING_STATES
+            self.look_at = now + PLACE_CHECK_SECONDS
+        return not self.placed
 
     def why_lost(self) -> WorkerLost:
         """The error that the worker returned, or how its process ended."""
@@ -201,8 +240,19 @@ class RayWorker:
 
     def stop(self) -> None:
         """Kill it."""
-        self.ended = True
+        self.watch.remove(self.result)
         ray.kill(self.host, no_restart=True)
+
+
+def actor_state(host: Any) -> str:
+    """The state of a Ray actor by Ray's own table; empty if it does not say.
+
+    Ray has no public call for this that works without its dashboard.
+    """
+    try:
+        return str(ray_state.actors(host._actor_id.hex()).get("State", ""))
+    except (RayError, RuntimeError, AttributeError, ValueError):
+        return ""
 
 
 def launch_on_ray(
