@@ -311,6 +311,32 @@ def test_actors_wait_for_nodes_and_begin_when_one_joins(begin: Any, home: dict[s
         assert check_history(run / "history") == []
 
 
+def test_a_node_with_other_code_takes_no_part(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+    """One node has a qfleet with another line, another has none: both are named, and nothing is learned from them."""
+    changed, none = tmp_path / "changed", tmp_path / "none"
+    shutil.copytree(ROOT / "qfleet", changed / "qfleet", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(changed / "qfleet" / "envs" / "cartpole.py", "a") as file:
+        file.write("GRAVITY = 1.6\n")
+    (none / "qfleet").mkdir(parents=True)
+    (none / "qfleet" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'qfleet'\")\n")
+    with cluster_of_two(home, tmp_path) as (cluster, address):
+        tell(cluster, "remove", "removed")
+        tell(cluster, f"add {changed}", "added")
+        tell(cluster, f"add {none}", "added")
+        # One actor fits beside the learner; the others are given to the other nodes.
+        plan = {**RAY, **LONG, "actors.num": 4, "env.num": 4, "runtime.restarts": 1, "log.history": False}
+        process = begin({**plan, "runtime.address": address})
+        run = tmp_path / "run0"
+        lost = wait_for(lambda: len(found := events(run, "actor_lost")) >= 4 and found)
+        texts = {event["words"] for event in events(run, "actor_lost")}
+        assert {event["steps_rescued"] for event in lost} == {0}
+        assert any("it has other versions than the learner's node: qfleet code" in text for text in texts)
+        assert any("No module named 'qfleet'" in text for text in texts)
+        assert all("on node " in text for text in texts)
+        process.send_signal(signal.SIGTERM)
+        ended(process, 143)
+
+
 @contextmanager
 def cluster_of_two(home: dict[str, str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A cluster of two nodes with a token, and its address."""

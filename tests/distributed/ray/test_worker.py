@@ -13,6 +13,11 @@ from qfleet.system.worker_errors import FinalError
 ray_worker = pytest.importorskip("qfleet.distributed.ray.worker")
 
 
+@pytest.fixture(autouse=True)
+def _named_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfleet.distributed.ray.nodes.this_node", lambda: "n1")
+
+
 class Ask(Message):
     """A request."""
 
@@ -40,7 +45,11 @@ class FailingWorker:
 
 def started(make_worker: Any, setup: Any) -> tuple[Any, Any]:
     host = ray_worker.WorkerHost()
-    reply, _ = unpack(host.start(make_worker, setup, Ask, (), False), Ready | Failed, limit_bytes=1 << 16)
+    reply, _ = unpack(
+        host.start(make_worker, setup, Ask, (), False, ray_worker.versions_here("")),
+        Ready | Failed,
+        limit_bytes=1 << 16,
+    )
     return host, reply
 
 
@@ -48,7 +57,7 @@ def test_an_error_while_idle_is_reported_and_every_request_after_it_fails() -> N
     host, reply = started(FailingWorker, "work_when_idle")
     assert reply == Ready()
     report = msgspec.msgpack.decode(host.run(), type=FinalError)
-    assert (report.what, report.exit_code) == ("wrong", UsageError.exit_code)
+    assert (report.what, report.exit_code) == ("on node n1: wrong", UsageError.exit_code)
     failed, _ = unpack(host.handle(to_bytes(Ask())), Ready | Failed, limit_bytes=1 << 16)
     assert failed.report == report
 
@@ -56,7 +65,7 @@ def test_an_error_while_idle_is_reported_and_every_request_after_it_fails() -> N
 def test_an_error_in_a_request_is_its_reply_from_then_on() -> None:
     host, _ = started(FailingWorker, "handle")
     replies = [unpack(host.handle(to_bytes(Ask())), Ready | Failed, limit_bytes=1 << 16)[0] for _ in range(2)]
-    assert [reply.report.what for reply in replies] == ["wrong", "wrong"]
+    assert [reply.report.what for reply in replies] == ["on node n1: wrong", "on node n1: wrong"]
 
 
 def test_an_error_of_the_start_is_its_reply() -> None:
@@ -64,7 +73,7 @@ def test_an_error_of_the_start_is_its_reply() -> None:
         raise ValueError("cannot start")
 
     _, reply = started(broken, None)
-    assert reply.report.what == "ValueError: cannot start"
+    assert reply.report.what == "on node n1: ValueError: cannot start"
 
 
 class FakeRay:
@@ -103,7 +112,7 @@ def test_ray_is_asked_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_worker_is_pending_until_ray_has_found_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     states = iter(["PENDING_CREATION", "DEPENDENCIES_UNREADY", "ALIVE"])
-    monkeypatch.setattr(ray_worker, "actor_state", lambda host: next(states))
+    monkeypatch.setattr(ray_worker, "actor_record", lambda host: {"State": next(states)})
     now = [100.0]
     monkeypatch.setattr(ray_worker.time, "monotonic", lambda: now[0])
     worker = ray_worker.RayWorker("host", "call")
