@@ -10,15 +10,17 @@ import msgspec
 
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.bounded import BoundedParquet
-from qfleet.datasets.format.columns import discrete_ranges, spec_columns
 from qfleet.datasets.format.episode import RecordedEpisode
 from qfleet.datasets.format.index import IndexRow, index_problem, read_index
 from qfleet.datasets.format.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    MAX_STATISTICS_BYTES,
     DataFile,
     DatasetManifest,
     Split,
+    column_ranges,
+    describe,
     read_manifest,
     version_of,
 )
@@ -68,7 +70,10 @@ class Dataset:
     def statistics(self) -> dict[str, Statistics]:
         """Statistics by split."""
         with ClearErrors(self.place, self.manifest.statistics.name):
-            found = msgspec.json.decode(self.read(self.manifest.statistics), type=dict[Split, Statistics])
+            entry = self.manifest.statistics
+            if entry.bytes > MAX_STATISTICS_BYTES:
+                raise ValueError(f"it has {entry.bytes:,} bytes, and {MAX_STATISTICS_BYTES:,} are the most")
+            found = msgspec.json.decode(self.read(entry), type=dict[Split, Statistics])
             require_statistics(found, self.manifest)
             return {str(split): each for split, each in found.items()}
 
@@ -112,9 +117,7 @@ class Dataset:
 
     @cached_property
     def _ranges(self) -> Ranges:
-        spaces = self.manifest.env_spaces()
-        whole = self.manifest.observations == spec_columns(self.manifest.spec.spec())
-        return {} if spaces is None or whole else discrete_ranges(spaces.observation)
+        return column_ranges(describe(self.manifest))
 
     @cached_property
     def _index_by_file(self) -> dict[str, list[IndexRow]]:
