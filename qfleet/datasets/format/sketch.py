@@ -15,7 +15,7 @@ from msgspec import Meta
 from qfleet.data import Array
 
 PER_OCTAVE = 64  # buckets between a power of two and the next
-RELATIVE_ERROR = 1 / (2 * PER_OCTAVE)  # of a quantile whose size is between the next two
+RELATIVE_ERROR = 1 / PER_OCTAVE  # of a quantile whose size is between the next two
 SMALLEST_EXPONENT = -32  # what is closer to 0 than 2**-32 counts as 0
 LARGEST_EXPONENT = 127  # what is farther than 2**128 is in the last bucket: the largest float32 is below that
 LAST_BUCKET = (LARGEST_EXPONENT - SMALLEST_EXPONENT + 1) * PER_OCTAVE
@@ -50,7 +50,7 @@ class Sketch(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
     def quantiles(self, shares: Iterable[float]) -> list[float]:
-        """The value below which each share of the values is, to a relative error of 1/128; 0 of no values."""
+        """The value below which each share of the values is, at most 1/64 too close to 0; 0 of no values."""
         ends = np.cumsum(self.counts)
         if not len(ends):
             return [0.0 for _ in shares]
@@ -59,11 +59,11 @@ class Sketch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def bucket_value(bucket: int) -> float:
-    """The middle of a bucket."""
+    """The value of a bucket that is next to 0, so that whole numbers below 128 are exact."""
     if bucket == 0:
         return 0.0
     octave, part = divmod(abs(bucket) - 1, PER_OCTAVE)
-    size = 2.0 ** (octave + SMALLEST_EXPONENT) * (1.0 + (part + 0.5) / PER_OCTAVE)
+    size = 2.0 ** (octave + SMALLEST_EXPONENT) * (1.0 + part / PER_OCTAVE)
     return size if bucket > 0 else -size
 
 

@@ -25,8 +25,12 @@ def test_a_bucket_is_near_its_values(value: float) -> None:
     number = int(bucket_numbers(np.array([value]))[0])
     fraction, exponent = math.frexp(value)  # value = fraction * 2**exponent, fraction from 0.5 to 1
     assert number - 1 == (exponent - 1 + 32) * 64 + math.floor((2 * fraction - 1) * 64)
-    assert abs(bucket_value(number) - value) <= RELATIVE_ERROR * value
+    assert 0 <= value - bucket_value(number) < RELATIVE_ERROR * value
     assert bucket_numbers(np.array([-value]))[0] == -number
+
+
+def test_whole_numbers_below_128_are_exact() -> None:
+    assert [bucket_value(int(each)) for each in bucket_numbers(np.arange(-127.0, 128))] == list(range(-127, 128))
 
 
 def test_known_buckets() -> None:
