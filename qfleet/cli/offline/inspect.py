@@ -1,11 +1,15 @@
 """`qfleet data inspect` and `validate`: what is in a data set, and whether it keeps every rule of the format."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from qfleet.cli.output import echo, echo_json, echo_table
 from qfleet.errors import StorageError
+
+if TYPE_CHECKING:
+    from qfleet.datasets.format import Dataset
+    from qfleet.datasets.inspect import Problem
 
 Url = Annotated[str, Parameter(name="URL", help="Folder of the data set.")]
 Json = Annotated[bool, Parameter(help="As JSON.", show_default=False)]
@@ -74,17 +78,22 @@ def _quartiles(numbers: dict[str, Any]) -> str:
 def validate(url: Url, /, *, json: Json = False) -> int:
     """Check every hash and every rule of a data set."""
     from qfleet.datasets.format import open_dataset
-    from qfleet.datasets.inspect import validate_dataset
+    from qfleet.datasets.inspect import Problem, validate_dataset
 
-    dataset = open_dataset(url)
+    try:
+        dataset = open_dataset(url)
+    except StorageError as error:
+        if json:
+            echo_json(_verdict(url, None, [Problem("manifest.json", f"{error.what}. {error.why}")]))
+        raise
     problems = validate_dataset(dataset)
     if json:
-        echo_json([{"place": each.place, "problem": each.text} for each in problems])
+        echo_json(_verdict(dataset.place.url, dataset, problems))
     elif problems:
         echo_table([(each.place, each.text) for each in problems])
     if problems:
         raise StorageError(
-            f"{dataset.place.url} breaks {len(problems)} rules of the format",
+            f"{dataset.place.url} breaks {len(problems):,} rules of the format",
             f"The first: {problems[0].place}: {problems[0].text}.",
             "Copy the data set again from its origin, or make it again.",
         )
@@ -92,3 +101,15 @@ def validate(url: Url, /, *, json: Json = False) -> int:
         manifest = dataset.manifest
         echo(f"ok: {manifest.num_episodes:,} episodes in {len(manifest.files):,} files, version {dataset.version}")
     return 0
+
+
+def _verdict(url: str, dataset: "Dataset | None", problems: "list[Problem]") -> dict[str, Any]:
+    """What is known of a data set, and each problem with its place."""
+    found: dict[str, Any] = {"url": url, "ok": not problems, "version": None}
+    if dataset is not None:
+        manifest = dataset.manifest
+        counts = {"episodes": manifest.num_episodes, "steps": manifest.num_steps, "files": len(manifest.files)}
+        found |= {"version": dataset.version, **counts}
+    places = ("file", "row_group", "episode", "row")
+    listed = [{name: getattr(each, name) for name in places} | {"problem": each.text} for each in problems]
+    return found | {"problems": listed}

@@ -5,7 +5,7 @@ from qfleet.datasets.format.columns import Column, join_observation, space_colum
 from qfleet.datasets.format.episode import RecordedEpisode
 from qfleet.datasets.format.index import IndexRow
 from qfleet.datasets.format.manifest import DataFile, DatasetManifest, Description, Setting, Split, describe
-from qfleet.datasets.format.reader import Dataset, damaged, open_dataset
+from qfleet.datasets.format.reader import Dataset, damaged, index_difference, open_dataset
 from qfleet.datasets.format.sketch import Sketch
 from qfleet.datasets.format.statistics import (
     Moments,
@@ -14,7 +14,7 @@ from qfleet.datasets.format.statistics import (
     statistics_of,
     statistics_of_episodes,
 )
-from qfleet.datasets.format.tables import StepRows
+from qfleet.datasets.format.tables import RowProblem, StepRows
 from qfleet.datasets.format.writer import (
     FILE_BYTES,
     EpisodeWriter,
@@ -35,6 +35,7 @@ __all__ = [
     "IndexRow",
     "Moments",
     "RecordedEpisode",
+    "RowProblem",
     "Setting",
     "Sketch",
     "Split",
@@ -43,6 +44,7 @@ __all__ = [
     "WrittenFiles",
     "damaged",
     "describe",
+    "index_difference",
     "join_observation",
     "merge_statistics",
     "open_dataset",

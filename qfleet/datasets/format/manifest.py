@@ -86,7 +86,9 @@ class DatasetManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_episodes: Number
     num_steps: Number
     settings: Annotated[dict[SettingName, SavedSetting], Meta(max_length=1_000)]  # of the command that made it
-    source: Annotated[str, Meta(max_length=64)] = ""  # the version of the data set that it was made from
+    source: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = (
+        ""  # the version of the data set that it was made from
+    )
 
     @property
     def layout(self) -> Layout:
