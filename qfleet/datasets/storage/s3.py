@@ -43,7 +43,7 @@ def connect() -> Any:
         ) from error
     hide_credentials()
     config = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": {"max_attempts": 1}}
-    store = S3FileSystem(config_kwargs=config, use_listings_cache=False, skip_instance_cache=True)
+    store = S3FileSystem(config_kwargs=config, use_listings_cache=False, skip_instance_cache=True, max_concurrency=1)
     store.retries = 1  # RemoteFolder repeats, and has the limits
     return store
 
