@@ -325,7 +325,10 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(commands: Comman
         assert list((commands.folder / "runs").iterdir()) == []
 
 
-def test_a_secret_that_the_store_repeats_is_not_shown(commands: Commands) -> None:
+@pytest.mark.parametrize("place", ["environment", "profile"])
+def test_a_secret_that_the_store_repeats_is_not_shown(
+    place: str, commands: Commands, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A store, or a proxy before it, may answer with the request itself."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -343,5 +346,10 @@ def test_a_secret_that_the_store_repeats_is_not_shown(commands: Commands) -> Non
 
     threading.Thread(target=answer, daemon=True).start()
     commands.env = credentials(listener.getsockname()[1])
+    if place == "profile":
+        profile = tmp_path_factory.mktemp("aws") / "credentials"
+        names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        profile.write_text("[default]\n" + "\n".join(f"{name} = {commands.env.pop(name.upper())}" for name in names))
+        commands.env["AWS_SHARED_CREDENTIALS_FILE"] = str(profile)
     code, output = commands.run("data", "inspect", "s3://bucket/set")
     assert code == 5, output
