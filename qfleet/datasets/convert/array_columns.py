@@ -56,7 +56,8 @@ def _plain(array: Any, name: str) -> Array:
 
 
 def _have_one_length(array: Any) -> bool:
-    compute = require_arrow().compute
+    import pyarrow.compute as compute
+
     found = compute.min_max(compute.list_value_length(array)).as_py()
     return bool(found["min"] == found["max"])
 

@@ -170,7 +170,8 @@ def _checked(table: Any, stored: int) -> Any:
 
 
 def _plain_bytes(chunk: Any) -> int:
-    compute = require_arrow().compute
+    import pyarrow.compute as compute
+
     return int(compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0)
 
 

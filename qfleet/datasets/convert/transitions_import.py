@@ -106,7 +106,8 @@ class TransitionsImporter:
     def _actions(self) -> Array:
         """[R, dimensions]"""
         found = column_array(self.table, self.names["action"])
-        whole = found.astype(np.int64)
+        with np.errstate(invalid="ignore"):
+            whole = found.astype(np.int64)
         if not len(found) or (whole != found).any():
             raise ValueError("its actions are not whole numbers")
         return whole.reshape(len(found), -1)

@@ -20,7 +20,10 @@ class BoundedParquet:
     def __init__(self, data: bytes, schema: Any, num_rows: int, row_bytes: int) -> None:
         pa = require_arrow()
         self.texts = [field.name for field in schema if pa.types.is_string(field.type)]
-        self.file = pa.parquet.ParquetFile(pa.BufferReader(data), read_dictionary=self.texts)
+        try:
+            self.file = pa.parquet.ParquetFile(pa.BufferReader(data), read_dictionary=self.texts)
+        except KeyError as error:
+            raise ValueError(f"it has no column {str(error)[:200]}, which the manifest wants") from error
         self._require_schema(schema)
         self._require_rows(num_rows)
         self._require_size(memoryview(data), num_rows, row_bytes)
