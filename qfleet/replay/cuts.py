@@ -3,7 +3,6 @@
 Shapes: N items, L lanes, W rows of a window, D integers of a stored observation. An item is row * L + lane.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -67,27 +66,6 @@ class StepCut:
         batch.weight = weight
         batch.ids = ids
         batch.next_mask, batch.mask = masks_of(store, items, next_rows)
-        return batch
-
-    def cut_parts(self, parts: Sequence[tuple[Store, Array]], n_step: NStepReturn, ids: Array) -> Batch:
-        """Items of several stores without compressed frames, one after the other, as a batch with equal weights."""
-        spec = parts[0][0].spec
-        items = np.concatenate([part for _, part in parts])
-        batch = empty_batch(spec, len(items), overlap=self.n == 1 and spec.stack > 1)
-        next_rows = np.empty(len(items), np.int64)
-        obs, next_obs = flat_frames(batch, parts[0][0].frames.dtype)
-        cut = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
-        masks = []
-        begin = 0
-        for store, part in parts:
-            end = begin + len(part)
-            cut_steps(store.frames, store.kernel_columns, items, begin, end, n_step.numbers, spec.stack, cut)
-            masks.append(masks_of(store, part, next_rows[begin:end]))
-            begin = end
-        if spec.masked:
-            batch.next_mask, batch.mask = (np.concatenate(each) for each in zip(*masks, strict=True))  # type: ignore[arg-type]
-        batch.weight = np.ones(len(items), np.float32)
-        batch.ids = ids
         return batch
 
     def priority(self, store: Store, items: Array, n_step: NStepReturn) -> Array:

@@ -138,10 +138,8 @@ class ArrayCache:
         return views(memory, header)
 
     def _write(self, header: ArrayHeader, fill: Callable[[Arrays], None]) -> None:
-        draft = f".{header.key}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
-        file = open_inside(self.folder, draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        draft, file = self._new_draft(header.key)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # so that nobody takes it for that of a killed process
             os.posix_fallocate(file, 0, header.bytes)  # a full disk is noticed here, not when the map is written to
             memory = mmap.mmap(file, header.bytes)
             fill_map(memory, header, fill)
@@ -153,6 +151,16 @@ class ArrayCache:
             raise
         finally:
             os.close(file)
+
+    def _new_draft(self, key: str) -> tuple[str, int]:
+        """The name and the descriptor of a new file, locked so that nobody takes it for that of a killed process."""
+        while True:
+            draft = f".{key}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
+            file = open_inside(self.folder, draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file).st_nlink:
+                return draft, file
+            os.close(file)  # it was removed before it was locked
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[bool]:

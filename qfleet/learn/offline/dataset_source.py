@@ -15,6 +15,7 @@ from qfleet.datasets.format import open_dataset
 from qfleet.learn.offline.epoch_batches import EpochBatches
 from qfleet.learn.offline.open_shards import make_order, open_shards
 from qfleet.learn.offline.shard_cache import ShardCache
+from qfleet.learn.offline.step_cutter import StepCutter
 from qfleet.plan.schema import DatasetReplay, Plan
 from qfleet.replay import Replay, StepCut, make_n_step
 
@@ -47,7 +48,7 @@ class DatasetSource:
         self.steps += self.batch_size
         if self.whole:
             return self.batches.next(begin, self.batch_size)
-        return positions_only(self.batches.in_shard_order(np.arange(begin, self.steps)))
+        return positions_only(self.batches.in_batch_order(np.arange(begin, self.steps)))
 
     def owners_at(self, positions: Array, owners: Array, shares: tuple[float, ...]) -> Array:  # [N]
         """The learner that reads each position: as in `owners`, but as far as possible of own shards."""
@@ -105,6 +106,6 @@ def make_dataset_source(plan: Plan, replay: Replay) -> DatasetSource:
     files = dataset.require_files(settings.split)
     shards = open_shards(dataset, files, replay.spec, settings, warnings.append)
     order = make_order(dataset, shards, settings, plan.learners.num, plan.seed)
-    batches = EpochBatches(order, shards, replay.cut, make_n_step(plan))
+    batches = EpochBatches(order, shards, StepCutter(shards, make_n_step(plan)))
     whole = plan.learners.num == 1
     return DatasetSource(replay, order, shards, batches, plan.algo.batch_size, whole, warnings=warnings)
