@@ -43,9 +43,7 @@ def resolve_offline(plan: Plan, make: EnvMaker | None = None) -> tuple[Plan, lis
     until = plan.until
     if until.epochs is not None:
         until = msgspec.structs.replace(until, steps=until.epochs * num_steps)
-    plan = msgspec.structs.replace(
-        plan, replay=pinned(replay, dataset, plan.learners.num), until=until
-    )
+    plan = msgspec.structs.replace(plan, replay=pinned(replay, dataset, plan.learners.num), until=until)
     notes = [
         f"data set {dataset.version[:12]}: {num_steps:,} steps of split {replay.split}, "
         f"{until.steps / num_steps:.1f} epochs",

@@ -116,7 +116,9 @@ class EpochOrder:
             block += 1
         counts = np.bincount(queues, minlength=len(self.queues))
         ends = (starts + counts).tolist()
-        return queues, [self._range(epoch, q, begin, end) for q, (begin, end) in enumerate(zip(starts, ends, strict=True))]
+        return queues, [
+            self._range(epoch, q, begin, end) for q, (begin, end) in enumerate(zip(starts, ends, strict=True))
+        ]
 
     def _range(self, epoch: int, queue: int, begin: int, end: int) -> list[tuple[int, Array]]:
         """The shards and rows of the transitions [begin, end) of a queue."""

@@ -18,4 +18,13 @@ def open_place(url: str | Path) -> Place:
     return LocalFolder(local_path(url))
 
 
-__all__ = ["ArrayCache", "ContentCache", "LocalFolder", "Place", "RemoteFolder", "cache_folder", "open_place", "user_cache"]
+__all__ = [
+    "ArrayCache",
+    "ContentCache",
+    "LocalFolder",
+    "Place",
+    "RemoteFolder",
+    "cache_folder",
+    "open_place",
+    "user_cache",
+]

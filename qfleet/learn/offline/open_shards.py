@@ -35,7 +35,9 @@ def open_shards(
     return ShardCache(dataset, files, spec, settings.cache_bytes, disk)
 
 
-def make_order(dataset: Dataset, shards: ShardCache, settings: DatasetReplay, num_learners: int, seed: int) -> EpochOrder:
+def make_order(
+    dataset: Dataset, shards: ShardCache, settings: DatasetReplay, num_learners: int, seed: int
+) -> EpochOrder:
     """The order of the steps; the shards that are open together must fit, and others are read ahead if they fit too."""
     groups = prepared_for(shards.files)
     order = EpochOrder(tuple(file.steps for file in shards.files), seed, num_open(settings, num_learners), groups)
@@ -44,7 +46,7 @@ def make_order(dataset: Dataset, shards: ShardCache, settings: DatasetReplay, nu
     if need > shards.max_bytes:
         raise UsageError(
             f"replay.cache_bytes={shards.max_bytes} is too small for {dataset.place.url}",
-            f"Its {len(rows)} largest files take {need:,} bytes when they are decoded, and {len(rows)} are open at a time.",
+            f"It has {len(rows)} files open at a time, which take up to {need:,} bytes when they are decoded.",
             f"Use replay.cache_bytes={need} or more, fewer replay.open_shards, or prepare it with smaller files.",
         )
     if len(shards.files) > 1:
