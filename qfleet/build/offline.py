@@ -10,6 +10,7 @@ from qfleet.datasets.format import Dataset, open_dataset
 from qfleet.datasets.recorded_world import RecordedWorld
 from qfleet.envs import VALIDATION, make_world
 from qfleet.errors import UsageError
+from qfleet.learn.offline.open_shards import memory_note, num_open
 from qfleet.plan.schema import DatasetReplay, Plan
 
 
@@ -42,15 +43,20 @@ def resolve_offline(plan: Plan, make: EnvMaker | None = None) -> tuple[Plan, lis
     until = plan.until
     if until.epochs is not None:
         until = msgspec.structs.replace(until, steps=until.epochs * num_steps)
-    plan = msgspec.structs.replace(
-        plan, replay=msgspec.structs.replace(replay, path=dataset.place.url, version=dataset.version), until=until
-    )
+    plan = msgspec.structs.replace(plan, replay=pinned(replay, dataset, plan.learners.num), until=until)
     notes = [
         f"data set {dataset.version[:12]}: {num_steps:,} steps of split {replay.split}, "
-        f"{until.steps / num_steps:.1f} epochs"
+        f"{until.steps / num_steps:.1f} epochs",
+        memory_note(dataset.require_files(replay.split), dataset.manifest.spec.spec(), replay),
     ]
     plan, more = choose_evaluation(plan, dataset, make)
     return plan, notes + more
+
+
+def pinned(replay: DatasetReplay, dataset: Dataset, num_learners: int) -> DatasetReplay:
+    """The settings with this version of the data set, and an order of steps that another number of learners keeps."""
+    mixed = num_open(replay, num_learners)
+    return msgspec.structs.replace(replay, path=dataset.place.url, version=dataset.version, open_shards=mixed)
 
 
 def choose_evaluation(plan: Plan, dataset: Dataset, make: EnvMaker | None) -> tuple[Plan, list[str]]:

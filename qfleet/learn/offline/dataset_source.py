@@ -5,18 +5,19 @@ whole state.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.state_reader import saved_count
-from qfleet.datasets.epochs import EpochOrder
-from qfleet.datasets.format import Dataset, open_dataset
-from qfleet.errors import UsageError
-from qfleet.learn.offline.shards import ShardCache
+from qfleet.datasets.epochs import EpochOrder, owners_of
+from qfleet.datasets.format import open_dataset
+from qfleet.learn.offline.epoch_batches import EpochBatches
+from qfleet.learn.offline.open_shards import make_order, open_shards
+from qfleet.learn.offline.shard_cache import ShardCache
+from qfleet.learn.offline.step_cutter import StepCutter
 from qfleet.plan.schema import DatasetReplay, Plan
-from qfleet.replay import NStepReturn, Replay, StepCut, Store, make_n_step
+from qfleet.replay import Replay, StepCut, make_n_step
 
 
 @dataclass(eq=False)
@@ -26,12 +27,12 @@ class DatasetSource:
     replay: Replay  # stays empty
     order: EpochOrder
     shards: ShardCache
-    cut: StepCut
-    n_step: NStepReturn
+    batches: EpochBatches
     batch_size: int
     whole: bool = True  # else several learners read their own parts of a batch: it has positions only
     steps: int = 0  # transitions given away: the position in the epochs
-    _loads_before: int = field(default=0)
+    warnings: list[str] = field(default_factory=list)  # that nobody has read yet
+    _counts_before: dict[str, int] = field(default_factory=dict)
 
     def insert(self, rollout: Rollout) -> None:
         """Nothing acts, so nothing is inserted."""
@@ -43,36 +44,42 @@ class DatasetSource:
 
     def next_batch(self, in_flight_steps: int) -> Batch:
         """The next transitions; a batch may begin in one epoch and end in the next."""
-        positions = np.arange(self.steps, self.steps + self.batch_size)
+        begin = self.steps
         self.steps += self.batch_size
-        return self.batch_at(positions) if self.whole else positions_only(positions)
+        if self.whole:
+            return self.batches.next(begin, self.batch_size)
+        return positions_only(self.batches.in_batch_order(np.arange(begin, self.steps)))
 
-    def shards_at(self, positions: Array) -> Array:  # [N]
-        """The shards in which the transitions at these positions are."""
-        return self.order.locate(positions)[0]
+    def owners_at(self, positions: Array, owners: Array, shares: tuple[float, ...]) -> Array:  # [N]
+        """The learner that reads each position: as in `owners`, but as far as possible of own shards."""
+        return owners_of(self.order, positions, owners, shares)
 
     def batch_at(self, positions: Array) -> Batch:
         """The transitions at these positions, whose numbers are the ids of the batch."""
-        shards, rows = self.order.locate(positions)
-        first = int(shards[0])
-        if (shards == first).all():
-            return self._cut(first, rows, positions)
-        chosen = [np.flatnonzero(shards == shard) for shard in np.unique(shards).tolist()]
-        parts = [self._cut(int(shards[part[0]]), rows[part], positions[part]) for part in chosen]
-        return joined(parts, np.argsort(np.concatenate(chosen)))
-
-    def _cut(self, number: int, rows: Array, ids: Array) -> Batch:
-        shard = self.shards.shard(number)
-        return self.cut.cut(shard.store, shard.items[rows], self.n_step, np.ones(len(rows), np.float32), ids)
+        return self.batches.batch_at(positions)
 
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Nothing to record: every transition is used equally often."""
 
     def take_metrics(self) -> dict[str, float | None]:
-        """Epochs so far, files decoded since the last call, and the bytes of those in memory."""
-        loads = self.shards.num_loads - self._loads_before
-        self._loads_before = self.shards.num_loads
-        return {"epoch": self.steps / len(self.order), "shard_loads": loads, "shard_bytes": self.shards.num_bytes()}
+        """Epochs so far, files opened and decoded since the last call, and the bytes of those that are open."""
+        counts = {"shard_loads": self.shards.num_loads, "shards_decoded": self.shards.num_decoded}
+        since = {name: count - self._counts_before.get(name, 0) for name, count in counts.items()}
+        self._counts_before = counts
+        mapped = self.shards.num_bytes(mapped=True)
+        sizes = {"shard_bytes": self.shards.num_bytes() - mapped, "mapped_bytes": mapped}
+        return {"epoch": self.steps / len(self.order), **since, **sizes}
+
+    def take_warnings(self) -> list[str]:
+        """What a reader should know, since the last call."""
+        found = self.warnings.copy()
+        self.warnings.clear()
+        return found
+
+    def close(self) -> None:
+        """Release the shards."""
+        self.shards.close()
+        self.replay.close()
 
     def state_dict(self) -> State:
         """The position; `replay` is there for readers of all kinds of sources."""
@@ -89,41 +96,16 @@ def positions_only(positions: Array) -> Batch:
     return Batch(none, np.zeros(0, np.int64), none, none, none, none, positions)
 
 
-def joined(parts: list[Batch], order: Array) -> Batch:
-    """Several batches as one, whose items are then taken in this order."""
-    fields: dict[str, Any] = {}
-    for name in Batch.__slots__:
-        values = [getattr(part, name) for part in parts]
-        fields[name] = None if values[0] is None else np.concatenate(values)[order]
-    return Batch(**fields)
-
-
 def make_dataset_source(plan: Plan, replay: Replay) -> DatasetSource:
     """The source of a plan with `replay.type=dataset`."""
     settings = plan.replay
     if not isinstance(settings, DatasetReplay) or not isinstance(replay.cut, StepCut):
         raise TypeError("this plan learns from no data set of single steps")
     dataset = open_dataset(settings.path, settings.version)
+    warnings: list[str] = []
     files = dataset.require_files(settings.split)
-    cache = ShardCache(dataset, files, replay.spec, settings.cache_bytes)
-    require_open_shards(dataset, cache, settings.open_shards)
-    order = EpochOrder(tuple(file.steps for file in files), plan.seed, settings.open_shards)
-    size = plan.algo.batch_size
-    return DatasetSource(replay, order, cache, replay.cut, make_n_step(plan), size, whole=plan.learners.num == 1)
-
-
-def require_open_shards(dataset: Dataset, cache: ShardCache, num: int) -> None:
-    """Refuse a cache that cannot hold the largest shards that may be open at the same time."""
-    rows = sorted((file.rows for file in cache.files), reverse=True)[:num]
-    need = sum(rows) * row_bytes(cache)
-    if need > cache.max_bytes:
-        raise UsageError(
-            f"replay.cache_bytes={cache.max_bytes} is too small for {dataset.place.url}",
-            f"Its {len(rows)} largest files take {need:,} bytes when they are decoded, and replay.open_shards={num}.",
-            f"Use replay.cache_bytes={need} or more, fewer replay.open_shards, or prepare it with smaller files.",
-        )
-
-
-def row_bytes(cache: ShardCache) -> int:
-    """Bytes of one decoded row."""
-    return Store(cache.spec, 1, 1).row_bytes + 8
+    shards = open_shards(dataset, files, replay.spec, settings, warnings.append)
+    order = make_order(dataset, shards, settings, plan.learners.num, plan.seed)
+    batches = EpochBatches(order, shards, StepCutter(shards, make_n_step(plan)))
+    whole = plan.learners.num == 1
+    return DatasetSource(replay, order, shards, batches, plan.algo.batch_size, whole, warnings=warnings)
