@@ -6,7 +6,7 @@ from qfleet.datasets.format.episode import RecordedEpisode, episode_problems
 from qfleet.datasets.format.index import IndexRow
 from qfleet.datasets.format.manifest import DataFile, DatasetManifest, Description, Setting, Split, describe
 from qfleet.datasets.format.reader import Dataset, damaged, open_dataset
-from qfleet.datasets.format.statistics import Moments, Statistics, merge_statistics
+from qfleet.datasets.format.statistics import Moments, Statistics, merge_moments, merge_statistics, moments_of
 from qfleet.datasets.format.tables import StepRows
 from qfleet.datasets.format.writer import (
     FILE_BYTES,
@@ -37,7 +37,9 @@ __all__ = [
     "describe",
     "episode_problems",
     "join_observation",
+    "merge_moments",
     "merge_statistics",
+    "moments_of",
     "open_dataset",
     "publish",
     "require_arrow",

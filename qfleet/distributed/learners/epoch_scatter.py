@@ -12,7 +12,7 @@ from qfleet.distributed.learners.messages import EnvReport, Learned, LearnPositi
 class PositionSource(Protocol):
     """Transitions that every learner can read by their positions."""
 
-    def batch_at(self, positions: Array) -> Batch:
+    def batch_at(self, positions: Array) -> Batch | Sequences:
         """The transitions at these positions."""
 
     def shards_at(self, positions: Array) -> Array:
