@@ -13,7 +13,7 @@ from qfleet.data import Rollout, Spec
 from qfleet.datasets.format import DataFile, Dataset, open_dataset
 from qfleet.errors import UsageError
 from qfleet.learn import ReplaySource
-from qfleet.learn.mixed_batches import RecordedShare
+from qfleet.learn.offline.mixed_batches import RecordedShare
 from qfleet.learn.offline.recorded_replay import load_recorded, recorded_rollouts
 from qfleet.plan.schema import BufferReplay, Plan
 from qfleet.plan.traits import begins_with_data, mixes_data

@@ -10,14 +10,14 @@ import torch
 from qfleet.data import Array, Batch, Channel, Report, Rollout, Sequences, State, Tick, WeightsBoard
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.count_bonus import VisitCounts
-from qfleet.learn.drawn_items import DrawnItems
 from qfleet.learn.learner import Learner, NonFiniteUpdate
-from qfleet.learn.mixed_batches import RecordedShare
+from qfleet.learn.offline.mixed_batches import RecordedShare
 from qfleet.learn.plasticity import Anneal
 from qfleet.learn.population import PopulationLearner
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.nets import QNet
 from qfleet.replay import ALL, Replay
+from qfleet.replay.drawn_items import DrawnItems
 from qfleet.system.timers import Stopwatch
 
 MAX_CONSECUTIVE_SKIPS = 5
@@ -177,11 +177,13 @@ class ReplaySource:
 
     def set_priorities(self, ids: Array, priority: Array) -> None:
         """Set priorities, where they are known."""
-        ids, priority = known_priorities(ids, priority)
-        if self.recorded is not None:
-            self.recorded.update(ids[ids < 0], priority[ids < 0])
-            ids, priority = ids[ids >= 0], priority[ids >= 0]
-        self.replay.update(ids, priority)
+        known, values = known_priorities(ids, priority)
+        if self.recorded is None:
+            return self.replay.update(known, values)
+        own = known >= 0
+        self.recorded.update(known[~own], values[~own])
+        self.replay.update(known[own], values[own])
+        return None
 
     def take_metrics(self) -> dict[str, float | None]:
         """The mean age in steps of the items drawn; the shares of recorded and of filtered items; the mean bonus."""

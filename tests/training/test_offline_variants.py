@@ -1,4 +1,4 @@
-"""Runs on data sets that learn from sequences, by priority, with normalisation, and with settings that scores change."""
+"""Runs on data sets: sequences, draws by priority, normalisation, and settings that scores change."""
 
 from pathlib import Path
 from typing import Any

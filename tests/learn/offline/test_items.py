@@ -169,10 +169,11 @@ def online_replay(plan: Plan, folder: Path, spec: Spec) -> Replay:
     return replay
 
 
-def by_observation(batch: Batch) -> dict[float, list[Array | None]]:
+def by_observation(batch: Batch) -> dict[float, list[Array]]:
     names = ("obs", "action", "reward", "discount", "next_obs", "next_mask", "mask")
-    rows = zip(*[getattr(batch, name) if getattr(batch, name) is not None else [None] * 99 for name in names])
-    return {float(np.ravel(row[0])[-1]): list(row) for row in rows}
+    columns = [getattr(batch, name) for name in names if getattr(batch, name) is not None]
+    assert len(columns) == (7 if batch.mask is not None else 5)
+    return {float(np.ravel(row[0])[-1]): list(row) for row in zip(*columns, strict=True)}
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
