@@ -22,6 +22,12 @@ def open_plan_dataset(plan: Plan) -> Dataset:
     """The data set that a plan names."""
     if not isinstance(plan.replay, DatasetReplay):
         raise TypeError("this plan learns from no data set")
+    if not plan.replay.path:
+        raise UsageError(
+            "replay.path is missing",
+            "This run learns from a data set: the folder that `qfleet data prepare` has made.",
+            "Name it: replay.path=data/prepared",
+        )
     return open_dataset(plan.replay.path, plan.replay.version)
 
 

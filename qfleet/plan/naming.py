@@ -43,6 +43,8 @@ PRESETS = {
     "munchausen-iqn-dueling-noisy-per-n3": ("btr", "btr-small"),
     "double-decoupled-per-n3": ("decqn",),
     "double-decoupled-n3": ("decqn-small",),
+    "double-offline-cql": ("cql",),
+    "offline-bc": ("bc",),
 }
 OFFLINE = {
     schema.ConservativeOfflineLoss: ("cql", "conservative (CQL)"),

@@ -324,7 +324,8 @@ def _block_divides(case: Case) -> Problems:
 
 def _dataset_has_path(case: Case) -> Problems:
     replay = case.plan.replay
-    if isinstance(replay, schema.DatasetReplay) and not replay.path:
+    by_preset = case.origins.get("replay.type", "").startswith("preset ")  # it can be shown without a data set
+    if isinstance(replay, schema.DatasetReplay) and not replay.path and not by_preset:
         yield f"{case.named('replay.type')} needs replay.path", "Name the data set: replay.path=data/prepared"
 
 
