@@ -283,7 +283,8 @@ def bc(env_id: str) -> Settings:
     Source: Pomerleau 1991.
     Advice: name the data with replay.path; on data of a good policy it is hard to beat, on mixed data easy.
     """
-    return {**recorded(env_id, dqn(env_id)), "algo.offline.type": "bc", "algo.rescale": False}
+    layers = {"net.dueling": False, "net.noisy": False, "net.head.type": "scalar"}
+    return {**recorded(env_id, layers), "algo.offline.type": "bc", "algo.rescale": False}
 
 
 ALGORITHMS = (dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen)

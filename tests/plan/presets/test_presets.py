@@ -86,7 +86,7 @@ TRAITS = {
     "btr": "munchausen implicit dueling noisy spectral_norm prioritized several-steps",
     "decqn": "double decoupled prioritized several-steps",
     "cql": "double dataset cql",
-    "bc": "max dataset bc",
+    "bc": "dataset bc",
 }
 # What a small variant may change: how it is sped up, not what it is.
 PACE = {"several-steps", "prioritized", "ladder", "rescale", "no-epsilon"}
@@ -109,7 +109,8 @@ def traits(plan: Plan) -> set[str]:
         "ladder": tag_of(type(algo.explore)) == "ladder",
     }
     parts |= {part for part, here in conditions.items() if here}
-    return {part for part in parts if part} - {"scalar", "off", "steps"}
+    without_effect = {tag_of(type(algo.rule)), "several-steps"} if "bc" in parts else set()
+    return {part for part in parts if part} - {"scalar", "off", "steps"} - without_effect
 
 
 def test_algorithm_presets_have_their_parts() -> None:
