@@ -202,7 +202,7 @@ class Components:
         self.actor.close()
         if self.peers is not None:
             self.peers.close()
-        self.batch_source.replay.close()
+        self.batch_source.close()
 
 
 @dataclass

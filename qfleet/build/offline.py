@@ -3,7 +3,6 @@
 from contextlib import closing
 
 import msgspec
-import numpy as np
 
 from qfleet.build.memory_check import GIB, MEMORY_SHARE, available_bytes
 from qfleet.build.worlds import EnvMaker
@@ -12,10 +11,11 @@ from qfleet.datasets.format import DataFile, Dataset, open_dataset
 from qfleet.datasets.recorded_world import RecordedWorld
 from qfleet.envs import VALIDATION, make_world
 from qfleet.errors import UsageError
-from qfleet.learn.offline.items import StepItems, make_items
+from qfleet.learn.offline.open_shards import memory_note, num_open
+from qfleet.learn.offline.windows import dataset_windows
 from qfleet.plan.schema import DatasetReplay, Plan
 from qfleet.plan.traits import learns_in_epochs
-from qfleet.replay import Store, make_cut, make_n_step, ring_rows
+from qfleet.replay import SequenceCut, Store, make_cut, ring_rows
 
 
 def open_plan_dataset(plan: Plan) -> Dataset:
@@ -57,26 +57,31 @@ def resolve_offline(plan: Plan, make: EnvMaker | None = None) -> tuple[Plan, lis
     until = plan.until
     if until.epochs is not None:
         until = msgspec.structs.replace(until, steps=until.epochs * epoch_steps)
-    plan = msgspec.structs.replace(
-        plan, replay=msgspec.structs.replace(replay, path=dataset.place.url, version=dataset.version), until=until
-    )
+    plan = msgspec.structs.replace(plan, replay=pinned(replay, dataset, plan.learners.num), until=until)
     notes = [
         f"data set {dataset.version[:12]}: {num_steps:,} steps of split {replay.split}, "
-        f"{until.steps / epoch_steps:.1f} epochs"
+        f"{until.steps / epoch_steps:.1f} epochs",
     ]
+    if learns_in_epochs(plan):
+        notes.append(memory_note(files, dataset.manifest.spec.spec(), replay))
     if epoch_steps > num_steps:
         notes.append(f"an epoch learns from {epoch_steps:,} steps: windows overlap (algo.view.stride)")
     plan, more = choose_evaluation(plan, dataset, make)
     return plan, notes + more
 
 
+def pinned(replay: DatasetReplay, dataset: Dataset, num_learners: int) -> DatasetReplay:
+    """The settings with this version of the data set, and an order of steps that another number of learners keeps."""
+    mixed = num_open(replay, num_learners)
+    return msgspec.structs.replace(replay, path=dataset.place.url, version=dataset.version, open_shards=mixed)
+
+
 def steps_per_epoch(plan: Plan, dataset: Dataset, files: list[DataFile]) -> int:
     """The steps that an epoch learns from: those in two windows count twice."""
-    items = make_items(dataset, files, make_cut(plan.algo), make_n_step(plan), dataset.manifest.spec.spec())
-    if not learns_in_epochs(plan) or isinstance(items, StepItems):
+    cut = make_cut(plan.algo)
+    if not learns_in_epochs(plan) or not isinstance(cut, SequenceCut):
         return sum(file.steps for file in files)
-    shards = np.repeat(np.arange(len(files)), items.counts)
-    return items.count_steps(shards, np.concatenate([np.arange(count) for count in items.counts]))
+    return sum(int(windows.num_steps.sum()) for windows in dataset_windows(dataset, files, cut))
 
 
 def require_room(dataset: Dataset, files: list[DataFile], spec: Spec) -> None:

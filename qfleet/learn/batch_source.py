@@ -85,6 +85,9 @@ class BatchSource(Protocol):
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
         """Restore a saved state; without the replay, start an empty one."""
 
+    def close(self) -> None:
+        """Release what it holds."""
+
 
 @runtime_checkable
 class SizedSource(BatchSource, Protocol):
@@ -230,6 +233,10 @@ class ReplaySource:
             # At most half the capacity: with short episodes a ring of frames may never be quite full.
             start_items = self.replay.cut.items_in(min(self.limiter.start_steps, self.steps))
             self.refill = min(start_items, self.replay.capacity // 2)
+
+    def close(self) -> None:
+        """Close the replay."""
+        self.replay.close()
 
 
 def known_priorities(ids: Array, priority: Array) -> tuple[Array, Array]:

@@ -141,6 +141,10 @@ class FreshSource:
             self.replay.clear()
             self.learned_items = self.replay.head
 
+    def close(self) -> None:
+        """Close the replay."""
+        self.replay.close()
+
 
 def to_channels_last(obs: Array) -> Array:
     """Images in channels-last memory format, which convolutions need, with the same axes: once per block."""

@@ -471,16 +471,19 @@ class DatasetReplay(Section, tag="dataset"):
     """No environment: a data set at `path` is learned from in epochs, in which every step is used once.
 
     Settings in steps, and `env_steps` in rows, count the recorded steps that were learned from. `version` pins the data
-    set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed. Every learner keeps at
-    most `cache_bytes` of decoded files in memory; with another `order` than epochs, learner 0 keeps all of them.
+    set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed; left out, that is the
+    smallest multiple of `learners.num` from 4 on. Every learner has at most `cache_bytes` of decoded files open. A split
+    that is larger is decoded once, into files on this machine's disk, of which there are at most `disk_bytes`. With
+    another `order` than epochs, learner 0 has the whole split in memory.
     """
 
     path: Annotated[str, Meta(max_length=4_096)] = ""
     split: Literal["train", "validation", "test", "all"] = "train"
     version: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
     order: EpochsOrder | UniformOrder | PrioritizedOrder = EpochsOrder()
-    open_shards: Annotated[int, Meta(ge=1, le=1_000)] = 4
+    open_shards: Annotated[int, Meta(ge=1, le=1_000)] | None = None
     cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
+    disk_bytes: Annotated[int, Meta(ge=0)] = 8 << 30
 
 
 class Actors(Section):

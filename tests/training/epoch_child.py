@@ -20,7 +20,7 @@ def note_positions(log: Path) -> None:
     load = DatasetSource.load_state_dict
 
     def after_update(source: DatasetSource, batch: Any, priority: Any) -> None:
-        os.write(descriptor, f"used {batch.ids[0]} {batch.ids[-1] + 1}\n".encode())
+        os.write(descriptor, f"used {batch.ids.min()} {batch.ids.max() + 1}\n".encode())
 
     def load_state_dict(source: DatasetSource, state: Any, **options: Any) -> None:
         load(source, state, **options)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from qfleet.datasets.storage.content_cache import ContentCache, user_cache
+from qfleet.datasets.storage.array_cache import ArrayCache
+from qfleet.datasets.storage.content_cache import ContentCache, cache_folder, user_cache
 from qfleet.datasets.storage.local_folder import LocalFolder
 from qfleet.datasets.storage.place import Place
 from qfleet.datasets.storage.remote_folder import RemoteFolder
@@ -17,4 +18,13 @@ def open_place(url: str | Path) -> Place:
     return LocalFolder(local_path(url))
 
 
-__all__ = ["ContentCache", "LocalFolder", "Place", "RemoteFolder", "open_place", "user_cache"]
+__all__ = [
+    "ArrayCache",
+    "ContentCache",
+    "LocalFolder",
+    "Place",
+    "RemoteFolder",
+    "cache_folder",
+    "open_place",
+    "user_cache",
+]

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,7 +52,8 @@ class ContentCache:
         for name in list_inside(self.folder):
             with suppress(OSError):
                 status = os.stat(self.folder / name, follow_symlinks=False)
-                found.append((status.st_mtime_ns, name, status.st_size))
+                if stat.S_ISREG(status.st_mode):  # decoded files have a folder of their own
+                    found.append((status.st_mtime_ns, name, status.st_size))
         total = sum(size for _, _, size in found)
         for _, name, size in sorted(found):
             if total + num_bytes <= self.max_bytes:
@@ -60,8 +62,13 @@ class ContentCache:
             total -= size
 
 
-def user_cache() -> ContentCache:
-    """The cache of this user on this machine."""
+def cache_folder() -> Path:
+    """The folder of this user's cache on this machine."""
     named = os.environ.get(FOLDER)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return ContentCache(Path(named) if named else home / "qfleet" / "data")
+    return Path(named) if named else home / "qfleet" / "data"
+
+
+def user_cache() -> ContentCache:
+    """The cache of this user on this machine."""
+    return ContentCache(cache_folder())

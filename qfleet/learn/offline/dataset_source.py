@@ -10,14 +10,15 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count
-from qfleet.datasets.epochs import EpochOrder
-from qfleet.datasets.format import Dataset, open_dataset
-from qfleet.errors import UsageError
-from qfleet.learn.batch_split import join_batches
-from qfleet.learn.offline.items import DatasetItems, make_items
-from qfleet.learn.offline.shards import ShardCache
+from qfleet.datasets.epochs import EpochOrder, owners_of
+from qfleet.datasets.format import open_dataset
+from qfleet.learn.offline.epoch_batches import EpochBatches
+from qfleet.learn.offline.open_shards import make_order, open_shards
+from qfleet.learn.offline.shard_cache import ShardCache
+from qfleet.learn.offline.step_cutter import StepCutter
+from qfleet.learn.offline.windows import WindowCutter, dataset_windows
 from qfleet.plan.schema import DatasetReplay, Plan
-from qfleet.replay import Replay, Store, make_n_step
+from qfleet.replay import Replay, SequenceCut, make_n_step
 
 
 @dataclass(eq=False)
@@ -27,12 +28,13 @@ class DatasetSource:
     replay: Replay  # stays empty
     order: EpochOrder
     shards: ShardCache
-    items: DatasetItems
+    batches: EpochBatches
     batch_size: int
     whole: bool = True  # else several learners read their own parts of a batch: it has positions only
     position: int = 0  # items given away
     steps: int = 0  # that these items learn from
-    _loads_before: int = field(default=0)
+    warnings: list[str] = field(default_factory=list)  # that nobody has read yet
+    _counts_before: dict[str, int] = field(default_factory=dict)
 
     def insert(self, rollout: Rollout) -> None:
         """Nothing acts, so nothing is inserted."""
@@ -44,30 +46,27 @@ class DatasetSource:
 
     def next_batch(self, in_flight_steps: int) -> Batch | Sequences:
         """The next items; a batch may begin in one epoch and end in the next."""
-        positions = np.arange(self.position, self.position + self.batch_size)
-        places = self.order.locate(positions)
+        begin = self.position
         self.position += self.batch_size
-        self.steps += self.items.count_steps(*places)
-        return self._batch(positions, *places) if self.whole else positions_only(positions)
+        self.steps += self.count_steps(begin)
+        if self.whole:
+            return self.batches.next(begin, self.batch_size)
+        return positions_only(self.batches.in_batch_order(np.arange(begin, self.position)))
 
-    def shards_at(self, positions: Array) -> Array:  # [N]
-        """The shards in which the items at these positions are."""
-        return self.order.locate(positions)[0]
+    def count_steps(self, begin: int) -> int:
+        """The steps that the items from a position on learn from."""
+        cutter = self.batches.cutter
+        if not isinstance(cutter, WindowCutter):
+            return self.position - begin
+        return cutter.count_steps(*self.order.locate(np.arange(begin, self.position)))
+
+    def owners_at(self, positions: Array, owners: Array, shares: tuple[float, ...]) -> Array:  # [N]
+        """The learner that reads each position: as in `owners`, but as far as possible of own shards."""
+        return owners_of(self.order, positions, owners, shares)
 
     def batch_at(self, positions: Array) -> Batch | Sequences:
         """The items at these positions, whose numbers are the ids of the batch."""
-        return self._batch(positions, *self.order.locate(positions))
-
-    def _batch(self, positions: Array, shards: Array, rows: Array) -> Batch | Sequences:
-        first = int(shards[0])
-        if (shards == first).all():
-            return self._cut(first, rows, positions)
-        chosen = [np.flatnonzero(shards == shard) for shard in np.unique(shards).tolist()]
-        parts = [self._cut(int(shards[part[0]]), rows[part], positions[part]) for part in chosen]
-        return join_batches(parts, np.argsort(np.concatenate(chosen)))
-
-    def _cut(self, number: int, rows: Array, ids: Array) -> Batch | Sequences:
-        return self.items.cut(self.shards.shard(number), number, rows, ids)
+        return self.batches.batch_at(positions)
 
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Nothing to record: every item is used equally often."""
@@ -76,10 +75,24 @@ class DatasetSource:
         """Ignored, for the same reason."""
 
     def take_metrics(self) -> dict[str, float | None]:
-        """Epochs so far, files decoded since the last call, and the bytes of those in memory."""
-        loads = self.shards.num_loads - self._loads_before
-        self._loads_before = self.shards.num_loads
-        return {"epoch": self.position / len(self.order), "shard_loads": loads, "shard_bytes": self.shards.num_bytes()}
+        """Epochs so far, files opened and decoded since the last call, and the bytes of those that are open."""
+        counts = {"shard_loads": self.shards.num_loads, "shards_decoded": self.shards.num_decoded}
+        since = {name: count - self._counts_before.get(name, 0) for name, count in counts.items()}
+        self._counts_before = counts
+        mapped = self.shards.num_bytes(mapped=True)
+        sizes = {"shard_bytes": self.shards.num_bytes() - mapped, "mapped_bytes": mapped}
+        return {"epoch": self.position / len(self.order), **since, **sizes}
+
+    def take_warnings(self) -> list[str]:
+        """What a reader should know, since the last call."""
+        found = self.warnings.copy()
+        self.warnings.clear()
+        return found
+
+    def close(self) -> None:
+        """Release the shards."""
+        self.shards.close()
+        self.replay.close()
 
     def state_dict(self) -> State:
         """The position; `replay` is there for readers of all kinds of sources."""
@@ -105,31 +118,22 @@ def make_dataset_source(plan: Plan, replay: Replay) -> DatasetSource:
     if not isinstance(settings, DatasetReplay):
         raise TypeError("this plan learns from no data set")
     dataset = open_dataset(settings.path, settings.version)
+    warnings: list[str] = []
     files = dataset.require_files(settings.split)
-    cache = ShardCache(dataset, files, recorded_spec(replay.spec), settings.cache_bytes)
-    require_open_shards(dataset, cache, settings.open_shards)
-    items = make_items(dataset, files, replay.cut, make_n_step(plan), replay.spec)
-    order = EpochOrder(items.counts, plan.seed, settings.open_shards)
-    return DatasetSource(replay, order, cache, items, plan.algo.batch_size, whole=plan.learners.num == 1)
+    shards = open_shards(dataset, files, recorded_spec(replay.spec), settings, warnings.append)
+    n_step = make_n_step(plan)
+    cutter: StepCutter | WindowCutter = StepCutter(shards, n_step)
+    counts = None
+    if isinstance(replay.cut, SequenceCut):
+        windows = dataset_windows(dataset, files, replay.cut)
+        counts = tuple(map(len, windows))
+        cutter = WindowCutter(shards, windows, replay.cut, n_step, replay.spec.state[0])
+    order = make_order(dataset, shards, settings, plan.learners.num, plan.seed, counts)
+    batches = EpochBatches(order, shards, cutter)
+    whole = plan.learners.num == 1
+    return DatasetSource(replay, order, shards, batches, plan.algo.batch_size, whole, warnings=warnings)
 
 
 def recorded_spec(spec: Spec) -> Spec:
     """The spec of what is recorded: no memory of a policy."""
     return replace(spec, state=())
-
-
-def require_open_shards(dataset: Dataset, cache: ShardCache, num: int) -> None:
-    """Refuse a cache that cannot hold the largest shards that may be open at the same time."""
-    rows = sorted((file.rows for file in cache.files), reverse=True)[:num]
-    need = sum(rows) * row_bytes(cache)
-    if need > cache.max_bytes:
-        raise UsageError(
-            f"replay.cache_bytes={cache.max_bytes} is too small for {dataset.place.url}",
-            f"Its {len(rows)} largest files take {need:,} bytes when they are decoded, and replay.open_shards={num}.",
-            f"Use replay.cache_bytes={need} or more, fewer replay.open_shards, or prepare it with smaller files.",
-        )
-
-
-def row_bytes(cache: ShardCache) -> int:
-    """Bytes of one decoded row."""
-    return Store(cache.spec, 1, 1).row_bytes + 8

@@ -61,6 +61,15 @@ class SampledSource:
         """How often the data set could have been passed through by now."""
         return {"epoch": self.steps / self.num_steps}
 
+    def take_warnings(self) -> list[str]:
+        """There are none after the data set was read."""
+        return []
+
+    def close(self) -> None:
+        """Release the data set."""
+        self.recorded.close()
+        self.replay.close()
+
     def state_dict(self) -> State:
         """Counters, generator and priorities; the rows are those of the data set."""
         counts = {"steps": self.steps, "batch_size": self.batch_size}

@@ -125,6 +125,7 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("replay.prefill_version", _has_no_prefill, "Without replay.prefill there is no data set."),
     ("replay.open_shards", _draws_recorded, IN_MEMORY),
     ("replay.cache_bytes", _draws_recorded, IN_MEMORY),
+    ("replay.disk_bytes", _draws_recorded, IN_MEMORY),
     (
         "until.steps",
         lambda plan: plan.until.epochs is not None,

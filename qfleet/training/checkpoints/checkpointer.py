@@ -27,7 +27,7 @@ from qfleet.training.checkpoints.replay_segments import is_final, pack_rows, res
 
 # Parts of a plan that may change when a run is resumed; eval. is fixed if validation scores change what is learned.
 FREE: tuple[str, ...] = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds")
-FREE += ("custom.", "replay.path", "replay.cache_bytes")  # a data set is named by its version
+FREE += ("custom.", "replay.path", "replay.cache_bytes", "replay.disk_bytes")  # a data set is named by its version
 PREFILL = "replay.prefill"  # this one only, not what begins like it
 MAX_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
 EVALUATION_SETTINGS = ("eval.every_steps", "eval.episodes", "eval.max_steps")

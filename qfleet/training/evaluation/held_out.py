@@ -14,8 +14,10 @@ from qfleet.data import Array, Batch, Sequences
 from qfleet.datasets.format import Dataset, Split
 from qfleet.learn import Learner
 from qfleet.learn.offline.dataset_source import recorded_spec
-from qfleet.learn.offline.items import cut_windows, episode_windows
-from qfleet.learn.offline.shards import DataShard, ShardCache
+from qfleet.learn.offline.open_shards import open_shards
+from qfleet.learn.offline.shard_cache import ShardCache
+from qfleet.learn.offline.shards import DataShard
+from qfleet.learn.offline.windows import cut_windows, episode_windows
 from qfleet.plan.schema import DatasetReplay
 from qfleet.plan.traits import clones
 from qfleet.qlearn import SequenceView, Tensors, View
@@ -79,9 +81,7 @@ class HeldOutEvaluator:
             raise TypeError("this plan learns from no data set")
         if split not in self.caches:
             files = self.dataset.require_files(split)
-            self.caches[split] = ShardCache(
-                self.dataset, files, recorded_spec(self.components.spec), settings.cache_bytes
-            )
+            self.caches[split] = open_shards(self.dataset, files, recorded_spec(self.components.spec), settings)
         return self.caches[split]
 
     def mean_error(self, policy: Policy, shard: DataShard, items: Array) -> float:

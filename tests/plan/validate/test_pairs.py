@@ -624,7 +624,7 @@ ALONE = [
             "Without epochs the whole data set is in memory: see replay.order.type.",
             f"Leave {setting.partition('=')[0]} out.",
         )
-        for setting in ("replay.open_shards=2", "replay.cache_bytes=2000000")
+        for setting in ("replay.open_shards=2", "replay.cache_bytes=2000000", "replay.disk_bytes=0")
     ),
     Refused(
         "algo.explore.power=3 algo.explore.type=ladder env.num=1",

@@ -13,8 +13,8 @@ from qfleet.data import Array, Batch, Rollout, Sequences, Spec
 from qfleet.datasets.format import open_dataset
 from qfleet.distributed.learners.worker import build_learner
 from qfleet.learn.offline.dataset_source import DatasetSource, make_dataset_source
-from qfleet.learn.offline.items import WindowItems, episode_windows
 from qfleet.learn.offline.recorded_replay import recorded_rollouts
+from qfleet.learn.offline.windows import episode_windows
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.replay import Replay, Uniform, make_cut, make_n_step, make_replay
@@ -99,7 +99,9 @@ def test_a_batch_of_several_files_is_its_items_one_by_one(tmp_path: Path) -> Non
     source = source_for(plan_for(tmp_path / "a", **VIEW), MEMORY)
     positions = np.arange(len(source.order))
     whole = source.batch_at(positions)
-    for at, one in enumerate(epoch_of(source)):
+    singles = epoch_of(source)
+    assert sorted(whole.ids.tolist()) == positions.tolist()
+    for at, one in enumerate(singles[position] for position in whole.ids.tolist()):
         for name in Sequences.__slots__:
             if getattr(one, name) is not None:
                 axis = int(name not in ("state", "weight", "ids"))
@@ -146,8 +148,7 @@ def test_what_is_outside_of_an_episode_changes_nothing(tmp_path: Path) -> None:
 def test_windows_need_no_decoding_to_be_counted(tmp_path: Path) -> None:
     make_dataset(tmp_path / "a", [5, 1, 9], file_bytes=300)
     source = source_for(plan_for(tmp_path / "a", **VIEW), MEMORY)
-    assert isinstance(source.items, WindowItems)
-    assert sum(source.items.counts) == len(source.order) == 2 + 1 + 3
+    assert sum(source.order.counts) == len(source.order) == 2 + 1 + 3
     assert source.shards.num_loads == 0
 
 

@@ -1,50 +1,20 @@
-"""What an item of a data set is: a single step, or a window of steps. Shapes: N items, W windows of a file.
+"""Windows of recorded episodes, and batches of them (`algo.view.type=sequences`).
 
-Both are cut from decoded files by what cuts batches from the replay.
+Shapes: N items, W windows of a file.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from qfleet.data import Array, Batch, Sequences, Spec
+from qfleet.data import Array, Sequences
 from qfleet.datasets.format import DataFile, Dataset, IndexRow
+from qfleet.learn.batch_split import join_batches
+from qfleet.learn.offline.shard_cache import ShardCache
 from qfleet.learn.offline.shards import DataShard
-from qfleet.replay import Cut, NStepReturn, SequenceCut, StepCut
-
-
-class DatasetItems(Protocol):
-    """The items of several data files."""
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The items of each file."""
-
-    def count_steps(self, shards: Array, numbers: Array) -> int:
-        """The recorded steps that these items [N] learn from."""
-
-    def cut(self, shard: DataShard, shard_number: int, numbers: Array, ids: Array) -> Batch | Sequences:
-        """These items of a file as a batch."""
-
-
-@dataclass(frozen=True, eq=False)
-class StepItems:
-    """Every step is an item."""
-
-    counts: tuple[int, ...]
-    step_cut: StepCut
-    n_step: NStepReturn
-
-    def count_steps(self, shards: Array, numbers: Array) -> int:
-        """As many as items."""
-        return len(numbers)
-
-    def cut(self, shard: DataShard, shard_number: int, numbers: Array, ids: Array) -> Batch:
-        """These steps of a file as a batch."""
-        weight = np.ones(len(numbers), np.float32)
-        return self.step_cut.cut(shard.store, shard.items[numbers], self.n_step, weight, ids)
+from qfleet.learn.offline.step_cutter import Part
+from qfleet.replay import NStepReturn, SequenceCut
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,32 +49,55 @@ def episode_windows(first: Array, lengths: Array, length: int, stride: int) -> E
     return EpisodeWindows(start, start + number * stride, start + np.repeat(lengths, counts), length)
 
 
-@dataclass(frozen=True, eq=False)
-class WindowItems:
-    """Windows are items: with a `stride` of `length` steps every step is in one of them."""
+def dataset_windows(dataset: Dataset, files: Sequence[DataFile], cut: SequenceCut) -> tuple[EpisodeWindows, ...]:
+    """The windows of each of these files, by their index: no file is decoded."""
+    named: dict[str, list[IndexRow]] = {file.name: [] for file in files}
+    for row in dataset.index:
+        if row.file in named:
+            named[row.file].append(row)
+    found = []
+    for rows in named.values():
+        first = np.array([row.row for row in rows], np.int64)
+        lengths = np.array([row.length for row in rows], np.int64)
+        found.append(episode_windows(first, lengths, cut.length, cut.stride))
+    return tuple(found)
 
-    windows: tuple[EpisodeWindows, ...]  # of each file
-    sequence_cut: SequenceCut
+
+@dataclass(frozen=True, eq=False)
+class WindowCutter:
+    """Cuts windows of several shards; with a `stride` of `length` steps every step is in one of them."""
+
+    shards: ShardCache
+    windows: tuple[EpisodeWindows, ...]  # of each shard
+    window_cut: SequenceCut
     n_step: NStepReturn
     state_size: int
 
     @property
-    def counts(self) -> tuple[int, ...]:
-        """The windows of each file."""
-        return tuple(map(len, self.windows))
+    def rows_per_item(self) -> int:
+        """Observations of an item."""
+        return self.window_cut.rows
+
+    def cut(self, parts: Sequence[Part], places: Array, ids: Array) -> Sequences:
+        """The windows of all parts, laid end to end, as a batch in which each has its place."""
+        found = []
+        for number, chosen in parts:
+            own = self.windows[number]
+            rows = (own.first[chosen], own.begin[chosen], own.end[chosen])
+            shard = self.shards.shard(number)
+            found.append(cut_windows(self.window_cut, shard, rows, self.n_step, chosen, self.state_size))
+        batch = join_batches(found, np.argsort(places))
+        if not isinstance(batch, Sequences):
+            raise TypeError("windows are sequences")
+        batch.ids = ids
+        return batch
 
     def count_steps(self, shards: Array, numbers: Array) -> int:
-        """The steps that these windows learn from; one that is in two windows counts twice."""
+        """The steps that these windows [N] learn from; one that is in two windows counts twice."""
         found = 0
         for shard in np.unique(shards).tolist():
             found += int(self.windows[shard].num_steps[numbers[shards == shard]].sum())
         return found
-
-    def cut(self, shard: DataShard, shard_number: int, numbers: Array, ids: Array) -> Sequences:
-        """These windows of a file as a batch."""
-        own = self.windows[shard_number]
-        places = (own.first[numbers], own.begin[numbers], own.end[numbers])
-        return cut_windows(self.sequence_cut, shard, places, self.n_step, ids, self.state_size)
 
 
 def cut_windows(
@@ -138,19 +131,3 @@ def cut_windows(
     batch.ahead[learned] = own_rows[learned]
     batch.state = np.zeros((len(items), state_size), np.float32)
     return batch
-
-
-def make_items(dataset: Dataset, files: Sequence[DataFile], cut: Cut, n_step: NStepReturn, spec: Spec) -> DatasetItems:
-    """The items of these files, by their index: no file is decoded."""
-    if isinstance(cut, StepCut):
-        return StepItems(tuple(file.steps for file in files), cut, n_step)
-    named: dict[str, list[IndexRow]] = {file.name: [] for file in files}
-    for row in dataset.index:
-        if row.file in named:
-            named[row.file].append(row)
-    found = []
-    for rows in named.values():
-        first = np.array([row.row for row in rows], np.int64)
-        lengths = np.array([row.length for row in rows], np.int64)
-        found.append(episode_windows(first, lengths, cut.length, cut.stride))
-    return WindowItems(tuple(found), cut, n_step, int(np.prod(spec.state)) if spec.state else 0)
