@@ -1,7 +1,7 @@
 """Batches from a cached data set, beside a plain NumPy gather of the same batches from memory-mapped arrays.
 
 The limit reads the same rows in the same order, whose numbers are computed beforehand. Memory: how much the largest
-resident size of a process grows between its first and its third epoch of a set four times larger than the allowed cache.
+resident size of a process grows from its first epoch to its third, of a set four times larger than the allowed cache.
 """
 
 import json
@@ -190,7 +190,9 @@ def measure_memory(folder: Path, disk_bytes: int) -> dict[str, Any]:
     call = "import sys; from benchmarks.data_batches import read_epochs; read_epochs(*sys.argv[1:])"
     command = [sys.executable, "-c", call, str(folder / "set"), str(disk_bytes)]
     environment = {**os.environ, "QFLEET_CACHE": str(folder / "cache")}
-    done = subprocess.run(command, cwd=report.ROOT, env=environment, check=True, capture_output=True, timeout=600)
+    done = subprocess.run(  # noqa: S603
+        command, cwd=report.ROOT, env=environment, check=True, capture_output=True, timeout=600
+    )
     found = json.loads(done.stdout)
     if found["bytes"] < LARGER * FLAT.cache_bytes:
         raise ValueError("the set is not four times larger than the allowed cache")

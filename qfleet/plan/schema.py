@@ -472,8 +472,8 @@ class DatasetReplay(Section, tag="dataset"):
 
     Settings in steps, and `env_steps` in rows, count the recorded steps that were learned from. `version` pins the data
     set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed; left out, that is the
-    smallest multiple of `learners.num` from 4 on. Every learner has at most `cache_bytes` of decoded files open. A split
-    that is larger is decoded once, into files on this machine's disk, of which there are at most `disk_bytes`. With
+    smallest multiple of `learners.num` from 4 on. Every learner has at most `cache_bytes` of decoded files open. A
+    larger split is decoded once, into files on this machine's disk, of which there are at most `disk_bytes`. With
     another `order` than epochs, learner 0 has the whole split in memory.
     """
 

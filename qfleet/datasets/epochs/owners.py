@@ -1,4 +1,4 @@
-"""Which learner uses which transitions of a batch: each one is used by exactly one, as far as possible of own shards."""
+"""Which learner uses which transitions of a batch: each is used by exactly one, as far as possible of own shards."""
 
 import numpy as np
 

@@ -6,8 +6,8 @@ the header and the length each time, and the checksum the first time in a proces
 arrays are made again.
 
 Several processes may use one cache: a file that somebody has mapped is locked (shared) and is not removed. One process
-makes the arrays of a key while others wait, for `WAIT_SECONDS` at most. Nothing is written durably: what a power failure
-leaves unfinished has another checksum.
+makes the arrays of a key while others wait, for `WAIT_SECONDS` at most. Nothing is written durably: what a power
+failure leaves unfinished has another checksum.
 """
 
 import fcntl

@@ -17,7 +17,8 @@ from qfleet.learn.offline.shard_cache import ShardCache
 from qfleet.learn.offline.step_cutter import Part
 
 CHUNK_ITEMS = 8_192  # that are found together
-CUT_BYTES = 4 << 20  # of the observations in batches that are cut together
+CUT_ITEMS = 2_048  # that are cut together, so that they stay near the processor
+CUT_BYTES = 4 << 20  # of their observations
 
 
 @dataclass(eq=False)
@@ -110,7 +111,8 @@ class EpochBatches:
     def make_ready(self, chunk: Chunk, first: int) -> None:
         """Cut the batch with this number, and others that follow it."""
         size = chunk.size
-        end = min(len(chunk.counts), first + max(1, CUT_BYTES // self.batch_bytes(size)))
+        num = max(1, min(CUT_BYTES // self.batch_bytes(size), CUT_ITEMS // size))
+        end = min(len(chunk.counts), first + num)
         ids = chunk.ids[first * size : end * size]
         whole = self.cutter.cut(chunk.parts_of(first, end), chunk.places(first, end), ids)
         chunk.ready_at = first

@@ -55,7 +55,7 @@ def make_order(
     if need > shards.max_bytes:
         raise UsageError(
             f"replay.cache_bytes={shards.max_bytes} is too small for {dataset.place.url}",
-            f"Its {len(rows)} largest files take {need:,} bytes when they are decoded, and {len(rows)} are open at a time.",
+            f"It has {len(rows)} files open at a time, which take up to {need:,} bytes when they are decoded.",
             f"Use replay.cache_bytes={need} or more, fewer replay.open_shards, or prepare it with smaller files.",
         )
     if len(shards.files) > 1:

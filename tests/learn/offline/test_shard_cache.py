@@ -177,11 +177,15 @@ def test_a_file_that_is_damaged_during_the_run_is_named_when_it_is_due(
         path.write_bytes(path.read_bytes()[:-9])
     due = int(np.flatnonzero(source.order.locate(np.arange(len(source.order)))[0] == number)[0])
     with pytest.raises(StorageError) as error:
-        for _ in range(len(source.order) // 250):
-            source.next_batch(0)
+        read_epoch(source)
     assert source.shards.files[number].name in str(error.value)
     assert error.value.exit_code == 5
     assert source.steps - 250 <= due + 4_096
+
+
+def read_epoch(source: DatasetSource) -> None:
+    for _ in range(len(source.order) // 250):
+        source.next_batch(0)
 
 
 def here(source: DatasetSource) -> set[int]:
