@@ -71,6 +71,9 @@ class FreshSource:
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Nothing to record: fresh experience has no priorities."""
 
+    def set_priorities(self, ids: Array, priority: Array) -> None:
+        """Ignored, for the same reason."""
+
     def cut_block(self) -> list[FreshBatch]:
         """Every minibatch of every epoch, in order; final observations are left out."""
         block = self.next_block()

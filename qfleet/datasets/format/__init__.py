@@ -10,7 +10,9 @@ from qfleet.datasets.format.sketch import Sketch
 from qfleet.datasets.format.statistics import (
     Moments,
     Statistics,
+    merge_moments,
     merge_statistics,
+    moments_of,
     statistics_of,
     statistics_of_episodes,
 )
@@ -46,7 +48,9 @@ __all__ = [
     "describe",
     "index_difference",
     "join_observation",
+    "merge_moments",
     "merge_statistics",
+    "moments_of",
     "open_dataset",
     "publish",
     "require_arrow",
