@@ -88,7 +88,8 @@ class ArrayCache:
         if (found := self.open(header)) is not None:
             return found
         if header.bytes > self.max_bytes:
-            return self._without(f"{header.bytes:,} bytes are more than replay.disk_bytes={self.max_bytes}")
+            self._without(f"{header.bytes:,} bytes are more than replay.disk_bytes={self.max_bytes}")
+            return None
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked(key) as mine:
@@ -99,7 +100,8 @@ class ArrayCache:
                 self._make_room(header.bytes)
                 self._write(header, fill)
         except OSError as error:
-            return self._without(error.strerror or str(error))
+            self._without(error.strerror or str(error))
+            return None
         self.num_made += 1
         return self.open(header)
 

@@ -12,6 +12,7 @@ from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count
 from qfleet.datasets.epochs import EpochOrder, owners_of
 from qfleet.datasets.format import open_dataset
+from qfleet.learn.batch_source import StepRecorder
 from qfleet.learn.offline.epoch_batches import EpochBatches
 from qfleet.learn.offline.open_shards import make_order, open_shards
 from qfleet.learn.offline.shard_cache import ShardCache
@@ -33,6 +34,7 @@ class DatasetSource:
     whole: bool = True  # else several learners read their own parts of a batch: it has positions only
     position: int = 0  # items given away
     steps: int = 0  # that these items learn from
+    recorder: StepRecorder | None = None  # never: nothing acts
     warnings: list[str] = field(default_factory=list)  # that nobody has read yet
     _counts_before: dict[str, int] = field(default_factory=dict)
 

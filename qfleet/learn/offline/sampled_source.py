@@ -10,6 +10,7 @@ import numpy as np
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.datasets.format import open_dataset
+from qfleet.learn.batch_source import StepRecorder
 from qfleet.learn.offline.recorded_replay import load_recorded
 from qfleet.plan.schema import DatasetReplay, Plan, PrioritizedOrder
 from qfleet.replay import Prioritized, Replay, Sampler, SequenceCut, Uniform, make_n_step
@@ -24,6 +25,7 @@ class SampledSource:
     num_steps: int  # of the data set
     batch_size: int
     steps: int = 0
+    recorder: StepRecorder | None = None  # never: nothing acts
 
     def insert(self, rollout: Rollout) -> None:
         """Nothing acts, so nothing is inserted."""
