@@ -1,10 +1,11 @@
 """Reading a data set: one version of it, every file checked against the manifest. Memory: one file at a time."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.bounded import BoundedParquet
 from qfleet.datasets.format.columns import discrete_ranges, spec_columns
 from qfleet.datasets.format.episode import RecordedEpisode
-from qfleet.datasets.format.index import IndexRow, index_problem, read_index
+from qfleet.datasets.format.index import EpisodePlace, IndexRow, index_problem, read_index
 from qfleet.datasets.format.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -86,8 +87,13 @@ class Dataset:
 
     def rows(self, file: DataFile) -> Iterator[StepRows]:
         """The rows of a data file, a row group at a time; they are whole episodes, those of the index."""
+        for _, rows in self.tables(file, self._index_by_file.get(file.name, [])):
+            yield rows
+
+    def tables(self, file: DataFile, episodes: Iterable[EpisodePlace]) -> Iterator[tuple[Any, StepRows]]:
+        """The Arrow table and the rows of each row group of a data file, which must hold these episodes."""
         layout = self.manifest.layout
-        known = iter(self._index_by_file.get(file.name, []))
+        known = iter(episodes)
         begin = 0
         with ClearErrors(self.place, file.name):
             parquet = BoundedParquet(self.read(file), layout.schema(), file.rows, layout.row_bytes)
@@ -98,7 +104,7 @@ class Dataset:
                 for start, end in pairwise(rows.starts()):
                     _require_indexed(next(known, None), rows, (group, begin + start, end - start - 1), start)
                 begin += len(rows.t)
-                yield rows
+                yield table, rows
             if missing := next(known, None):
                 raise ValueError(f"it lacks the episode {missing.id!r} of the index")
 
@@ -136,7 +142,7 @@ class Dataset:
         return next(episode for episode in self.episodes(file) if episode.id == id)
 
 
-def _require_indexed(row: IndexRow | None, rows: StepRows, place: tuple[int, int, int], at: int) -> None:
+def _require_indexed(row: EpisodePlace | None, rows: StepRows, place: tuple[int, int, int], at: int) -> None:
     """Refuse an episode that the index does not list in this row group, at this row, with this length."""
     id = rows.episode[at]
     if row is None or row.id != id:

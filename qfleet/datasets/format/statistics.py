@@ -73,13 +73,25 @@ class Statistics(msgspec.Struct, forbid_unknown_fields=True):
 
 def statistics_of(episode: RecordedEpisode, num_actions: int) -> Statistics:
     """The statistics of one episode; final observations count too."""
-    counted = num_actions <= MAX_ACTIONS
+    ends = (np.array([episode.undiscounted_return]), np.array([episode.num_steps]))
+    return statistics_of_columns(episode.observations, episode.reward, episode.action, *ends, num_actions)
+
+
+def statistics_of_columns(
+    observations: Mapping[str, Array],  # [N, ...]
+    reward: Array,  # [T]
+    action: Array,  # [T]
+    returns: Array,  # [E]
+    lengths: Array,  # [E]
+    num_actions: int,
+) -> Statistics:
+    """The statistics of E episodes with T steps and N observations together."""
     return Statistics(
-        {name: moments_of(array) for name, array in episode.observations.items()},
-        moments_of(episode.reward),
-        moments_of(np.array([episode.undiscounted_return])),
-        moments_of(np.array([episode.num_steps])),
-        np.bincount(episode.action, minlength=num_actions).tolist() if counted else [],
+        {name: moments_of(array) for name, array in observations.items()},
+        moments_of(reward),
+        moments_of(returns),
+        moments_of(lengths),
+        np.bincount(action, minlength=num_actions).tolist() if num_actions <= MAX_ACTIONS else [],
     )
 
 
