@@ -100,6 +100,8 @@ class StepRows:
 
     def problems(self) -> list[str]:
         """Why these rows are not whole episodes, one after the other; nothing if they are."""
+        if self._are_whole_episodes():
+            return []
         starts = self.starts()
         found = []
         if not len(self.t) or starts[0] != 0:
@@ -113,6 +115,22 @@ class StepRows:
             if (self.terminated | self.truncated)[begin : end - 2].any():
                 found.append(f"episode {name} goes on after its end")
         return found
+
+    def _are_whole_episodes(self) -> bool:
+        """The same question for all rows at once, as it is asked of every row that is read."""
+        starts = np.flatnonzero(self.t == 0)
+        ends = np.append(starts[1:], len(self.t))
+        lengths = ends - starts
+        if not len(self.t) or len(starts) == 0 or starts[0] != 0 or lengths.min() < 2:
+            return False
+        in_order = bool((self.t == np.arange(len(self.t)) - np.repeat(starts, lengths)).all())
+        last = np.flatnonzero(self.last)
+        if not in_order or len(last) != len(ends) or (last != ends - 1).any():
+            return False
+        if not np.isin(np.flatnonzero(self.terminated | self.truncated), ends - 2).all():
+            return False
+        spans = zip(starts.tolist(), ends.tolist(), strict=True)
+        return all(self.episode[begin:end].count(self.episode[begin]) == end - begin for begin, end in spans)
 
     def value_problems(self, num_actions: int, ranges: Ranges) -> list[str]:
         """Which values no recording could have; nothing if all are possible."""

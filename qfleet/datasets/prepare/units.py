@@ -7,7 +7,7 @@ is known before anything is read, and does not depend on who does the units, or 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from qfleet.datasets.format import GROUP_BYTES, DataFile, IndexRow, Split
@@ -70,8 +70,10 @@ def _placed(file: OutputFile, env_id: str) -> list[IndexRow]:
     for group, num in enumerate(file.groups):
         for _ in range(num):
             row = next(episodes)
-            world = row.world or env_id
-            found.append(replace(row, file=file.name, row_group=group, row=begin, world=world, split=file.split))
+            place = (file.name, group, begin, row.length)
+            ends = (row.undiscounted_return, row.terminated, row.truncated)
+            origin = (row.seed, row.world or env_id, row.behaviour)
+            found.append(IndexRow(row.id, *place, *ends, *origin, file.split, row.hash))
             begin += row.length + 1
     return found
 
