@@ -1,7 +1,7 @@
 """Preparing data sets: splits, statistics, and engines that do the work."""
 
 from qfleet.datasets.prepare.choice import parse_capacities, require_group
-from qfleet.datasets.prepare.engines import Engine, LocalEngine
+from qfleet.datasets.prepare.engines import Engine, LocalEngine, Work
 from qfleet.datasets.prepare.preparing import PreparePlan, prepare_dataset
 from qfleet.datasets.prepare.splits import SplitRule, parse_split
 
@@ -10,6 +10,7 @@ __all__ = [
     "LocalEngine",
     "PreparePlan",
     "SplitRule",
+    "Work",
     "parse_capacities",
     "parse_split",
     "prepare_dataset",
