@@ -149,7 +149,7 @@ def _open_file(layout: Layout) -> _OpenFile:
 
 
 def open_parquet(schema: Any, *, store_schema: bool = True) -> tuple[Any, Any]:
-    """A buffer in memory, and the Parquet writer of a data file in it; Arrow's own schema is stored beside Parquet's."""
+    """A buffer in memory, and the Parquet writer of a data file in it; Arrow's schema may be stored beside Parquet's."""
     pa = require_arrow()
     sink = pa.BufferOutputStream()
     options = {"compression": "zstd", "compression_level": LEVEL, "use_dictionary": ["episode"]}

@@ -6,8 +6,8 @@ written last.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import overload
 
 import msgspec
@@ -21,9 +21,10 @@ from qfleet.datasets.format import (
     publish,
     require_free,
 )
-from qfleet.datasets.prepare.choice import Choice, choose
+from qfleet.datasets.prepare.choice import Choice, ChoiceRule, choose
 from qfleet.datasets.prepare.engines import Engine, LocalEngine
 from qfleet.datasets.prepare.splits import SplitRule
+from qfleet.datasets.prepare.strata import StrataRule
 from qfleet.datasets.prepare.units import FileRules, Unit, plan_units
 from qfleet.datasets.prepare.work import UnitDone, do_unit, unit_order, unit_result
 from qfleet.datasets.storage import Place, open_place
@@ -38,19 +39,27 @@ class PreparePlan:
 
     splits: SplitRule = field(default_factory=SplitRule)
     file_bytes: int = FILE_BYTES
-    group: str = ""  # of the index: what decides the split in place of the id
+    group: str = ""  # of the index, or `key`: what decides the split in place of the id
     unique: bool = False  # leave out episodes whose content was there before
     capacities: tuple[float, ...] = ()  # of the nodes that learn: a shard of the training split for each
+    strata: StrataRule = field(default_factory=StrataRule)
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # the user's own, by id
+    keys_sha256: str = ""  # of the file they come from
+
+    def choice_rule(self) -> ChoiceRule:
+        """How episodes are chosen."""
+        return ChoiceRule(self.splits, self.group, self.unique, self.capacities, self.strata, self.keys)
 
     def settings(self) -> dict[str, Setting]:
         """As the manifest has them."""
         found: dict[str, Setting] = {"made_by": "prepare", "split": str(self.splits), "salt": self.splits.salt}
         found |= {"file_bytes": self.file_bytes, "group": self.group, "unique": self.unique}
+        found |= {"strata": str(self.strata), "keys_sha256": self.keys_sha256}
         return found | {"capacities": ",".join(f"{each:g}" for each in self.capacities)}
 
     def key(self, source: str) -> str:
         """Stands for what is done with this version of a data set."""
-        text = msgspec.json.encode([source, asdict(self)], order="sorted")
+        text = msgspec.json.encode([source, self.settings()], order="sorted")
         return hashlib.sha256(text).hexdigest()[:8]
 
 
@@ -87,7 +96,7 @@ def prepare_dataset(
     """Write a prepared copy of a data set to a URL; returns its version. `show` is told how many files are done."""
     target = open_place(url)
     require_free(target)
-    choice = choose(dataset.index, plan.splits, plan.group, plan.capacities, unique=plan.unique)
+    choice = choose(dataset.index, plan.choice_rule())
     require_train(dataset, choice, plan)
     rules = FileRules(plan.key(dataset.version), dataset.manifest.layout.row_bytes, plan.file_bytes)
     units = plan_units(dataset.files(), dataset.index, choice, rules)

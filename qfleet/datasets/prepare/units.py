@@ -117,7 +117,7 @@ def _grouped(
     rules: FileRules,
     wanted: int,
 ) -> list[list[DataFile]]:
-    """Files that follow each other, in groups of about equal size; files without an episode that is kept are left out."""
+    """Files that follow each other, in groups of about equal size; those of which nothing is kept are left out."""
     kept = [(file, sum(rules.of(row) for row in by_file[file.name] if row.id in part_of)) for file in files]
     kept = [(file, size) for file, size in kept if size]
     total = sum(size for _, size in kept)

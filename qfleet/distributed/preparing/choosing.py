@@ -38,13 +38,18 @@ def make_engine(name: str, jobs: int | None = None, address: str | None = None) 
 
 
 def _ray_engine(jobs: int | None, address: str | None) -> Engine:
+    require_ray_engine()
+    engine: Engine = importlib.import_module("qfleet.distributed.ray.preparing").RayEngine(jobs, address)
+    return engine
+
+
+def require_ray_engine() -> None:
+    """Refuse Ray where it is not installed, or without the part for data."""
     try:
-        module = importlib.import_module("qfleet.distributed.ray.preparing")
+        importlib.import_module("qfleet.distributed.ray.preparing")
     except ImportError as error:
         raise UsageError(
             "--engine ray needs the package ray",
             f"It cannot be imported: {error}.",
             f"Run: {install_command('ray')}",
         ) from error
-    engine: Engine = module.RayEngine(jobs, address)
-    return engine

@@ -33,7 +33,9 @@ def launch_worker(work: Work, number: int) -> WorkerHandle:
     options = WorkerOptions(variables=thread_variables(1))
     times = {"start_seconds": START_SECONDS, "room_seconds": ROOM_SECONDS}
     context = fork_server("qfleet.distributed.preparing.worker")
-    return launch_local(context, f"prepare-{number}", preparing_main, work, sizes, number=number, options=options, **times)
+    return launch_local(
+        context, f"prepare-{number}", preparing_main, work, sizes, number=number, options=options, **times
+    )
 
 
 @dataclass(frozen=True)

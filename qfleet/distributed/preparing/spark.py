@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import qfleet
 from qfleet.datasets.prepare import Work
 from qfleet.errors import QfleetError, UsageError
 from qfleet.install import install_command
@@ -35,11 +34,9 @@ class SparkEngine:
 
 def run_job(context: Any, work: Work, orders: list[bytes]) -> list[bytes]:
     """The answers to some orders."""
-    from py4j.protocol import Py4JError
-
     try:
         return [bytes(each) for each in context.parallelize(orders, len(orders)).map(work).collect()]
-    except Py4JError as error:
+    except Exception as error:  # py4j has many kinds
         raise QfleetError(
             f"Spark gave up after {ATTEMPTS} attempts",
             " ".join(str(getattr(error, "java_exception", None) or error).split())[:400],
@@ -91,7 +88,7 @@ def require_spark() -> Any:
 @contextmanager
 def environment() -> Iterator[None]:
     """Spark's processes use this Python and this qfleet, and one thread each."""
-    source = str(Path(qfleet.__file__).parents[1])
+    source = str(Path(__file__).parents[3])
     values = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": LOOPBACK, "OMP_NUM_THREADS": "1"}
     values["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     before = {name: os.environ.get(name) for name in values}

@@ -72,7 +72,9 @@ def ray_session(jobs: int | None, address: str | None) -> Iterator[None]:
     """Ray for the time of a preparation; one that this process has already initialised is used as it is."""
     require_version(ray.__version__)
     if address is not None and not ADDRESS.fullmatch(address):
-        raise UsageError(f"--address {address} is not host:port", "It is that of a Ray cluster.", "Example: 10.0.0.1:6379")
+        raise UsageError(
+            f"--address {address} is not host:port", "It is that of a Ray cluster.", "Example: 10.0.0.1:6379"
+        )
     runtime = RayRuntime(address=address)
     if ray.is_initialized():
         yield
