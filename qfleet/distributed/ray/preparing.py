@@ -20,6 +20,7 @@ from qfleet.system.cores import usable_cores
 ORDER = "order"
 ANSWER = "answer"
 NUMBER = "number"
+ATTEMPTS = 5  # at one order, with a process that is lost
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def answers(work: Work, orders: Sequence[bytes], jobs: int | None) -> Iterator[t
     """The numbers of orders and their answers, as they come."""
     rows = [{NUMBER: number, ORDER: order} for number, order in enumerate(orders)]
     data = ray.data.from_items(rows, override_num_blocks=len(rows))
-    done = data.map(worker_of(work), num_cpus=1, concurrency=jobs)
+    done = data.map(worker_of(work), num_cpus=1, concurrency=jobs, max_retries=ATTEMPTS)
     try:
         for row in done.iter_rows():
             yield int(row[NUMBER]), bytes(row[ANSWER])

@@ -46,7 +46,7 @@ def shout(order: bytes) -> bytes:
 def test_the_version_does_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "raw", LENGTHS, file_bytes=2_000)
     versions = {
-        prepare_dataset(dataset, str(tmp_path / str(jobs)), PLAN, make_engine("local", jobs)) for jobs in (1, 2, 3)
+        prepare_dataset(dataset, str(tmp_path / str(jobs)), PLAN, make_engine("local", jobs)) for jobs in (1, 3)
     }
     assert len(versions) == 1
     assert validate_dataset(open_dataset(str(tmp_path / "3"))) == []
@@ -107,15 +107,17 @@ class MurderousEngine:
         return self.workers[number]
 
 
-def test_killed_workers_do_not_change_the_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_killed_workers_do_not_change_the_result(tmp_path: Path, num: int) -> None:
     dataset = make_dataset(tmp_path / "raw", LENGTHS, file_bytes=2_000)
     version = prepare_dataset(dataset, str(tmp_path / "whole"), PLAN)
     killed = 0
-    for seed in range(3):
+    for seed in range(num):
         engine = MurderousEngine(seed)
         assert prepare_dataset(dataset, str(tmp_path / str(seed)), PLAN, engine) == version
         killed += engine.num_killed
-    assert killed >= 3
+    print(f"{killed} workers were killed")
+    assert killed >= num
 
 
 def kill_in_the_middle(source: Path, target: Path, jobs: int, wait_seconds: float) -> str:
@@ -140,7 +142,7 @@ def written_since(target: Path, since_ns: int) -> bool:
 
 @pytest.mark.parametrize(
     ("num_kills", "jobs"),
-    [(3, 1), pytest.param(40, 1, marks=pytest.mark.slow), pytest.param(30, 2, marks=pytest.mark.slow)],
+    [(1, 1), pytest.param(40, 1, marks=pytest.mark.slow), pytest.param(30, 2, marks=pytest.mark.slow)],
 )
 @pytest.mark.timeout(600)
 def test_a_command_that_is_killed_anywhere_ends_with_the_same_version(
