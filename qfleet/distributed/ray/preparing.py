@@ -86,7 +86,7 @@ def ray_session(jobs: int | None, address: str | None) -> Iterator[None]:
 
 
 def silence() -> None:
-    """Ray Data shows no progress of its own, and logs only errors."""
+    """Ray Data shows no progress and no errors of its own."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are raised
