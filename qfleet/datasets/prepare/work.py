@@ -4,7 +4,6 @@ An order says all that the work needs, in bytes, and so does its answer: any pro
 it. The same order has the same answer, and writes the same files.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any
@@ -21,13 +20,14 @@ from qfleet.datasets.format import (
     Split,
     Statistics,
     StepRows,
+    block_statistics,
     merge_statistics,
     open_dataset,
     open_parquet,
     put_file,
     read_rows,
     require_arrow,
-    statistics_of_columns,
+    rows_block,
 )
 from qfleet.datasets.prepare.units import Unit
 from qfleet.datasets.storage import Place, open_place
@@ -190,19 +190,12 @@ class GrowingFile:
         if self._writer is None:
             self._sink, self._writer = open_parquet(group.schema, store_schema=False)
         self._writer.write_table(group, row_group_size=num_rows)
-        self._count(read_rows(group, self.layout), self.lengths[:num])
+        found = block_statistics(rows_block(read_rows(group, self.layout), ""), self.layout.num_actions)
+        self.statistics = merge_statistics([*([self.statistics] if self.statistics else []), found])
         del self.ids[:num], self.lengths[:num]
         self.num_groups += 1
         self.rows += num_rows
         self.episodes += num
-
-    def _count(self, rows: StepRows, lengths: Sequence[int]) -> None:
-        starts = np.asarray(rows.starts()[:-1])
-        returns = np.add.reduceat(rows.reward, starts)  # 0 in last rows
-        steps = ~rows.last
-        counted = (rows.observations, rows.reward[steps], rows.action[steps], returns, np.asarray(lengths) - 1)
-        found = statistics_of_columns(*counted, self.layout.num_actions)
-        self.statistics = merge_statistics([*([self.statistics] if self.statistics else []), found])
 
     def write(self, target: Place) -> DataFile:
         """Write the complete file."""
