@@ -16,6 +16,7 @@ MAX_ELEMENTS = 4_096  # a larger observation has one mean for all its elements
 MAX_SKETCHES = 32  # an observation of more elements has one sketch for all of them
 MAX_ACTIONS = 100_000  # with more joint actions they are not counted
 LARGEST = float(np.finfo(np.float64).max)
+PAIRS_FROM = 1 << 17  # bytes: fewer are counted one by one
 _CHUNK_VALUES = 1 << 19  # that are worked on at a time
 
 Numbers = Annotated[list[float], Meta(max_length=MAX_ELEMENTS)]
@@ -95,7 +96,7 @@ def _moments_of_bytes(flat: Array) -> Moments:  # [N, E]
     """The same of small whole numbers, by way of how many there are of each."""
     numbers = flat.view(np.uint8)
     columns = [numbers.reshape(-1)] if numbers.shape[1] > MAX_SKETCHES else list(numbers.T)
-    counts = [np.bincount(column, minlength=256) for column in columns]
+    counts = [byte_counts(column) for column in columns]
     values = np.arange(256.0)
     sketches = [sketch_of_counts(values, each) for each in counts]
     if len(columns) == numbers.shape[1] or numbers.shape[1] > MAX_ELEMENTS:
@@ -109,6 +110,18 @@ def _moments_of_bytes(flat: Array) -> Moments:  # [N, E]
     m2 = np.maximum(squares - total * (total / num), 0.0)
     low, high = (each.astype(np.float64).tolist() for each in (numbers.min(0), numbers.max(0)))
     return Moments([num] * len(total), (total / num).tolist(), m2.tolist(), low, high, 0, sketches)
+
+
+def byte_counts(values: Array) -> Array:  # [K] uint8 -> [256]
+    """How many there are of each value."""
+    if len(values) < PAIRS_FROM or not values.flags.c_contiguous:
+        return np.bincount(values, minlength=256)
+    # In pairs: counting takes its time per number, not per byte.
+    num = len(values) // 2 * 2
+    pairs = np.bincount(values[:num].view(np.uint16), minlength=1 << 16).reshape(256, 256)
+    counts: Array = pairs.sum(0) + pairs.sum(1)
+    counts += np.bincount(values[num:], minlength=256)
+    return counts
 
 
 def _moments_of_counts(counts: list[Array], sketches: list[Sketch]) -> Moments:  # each [256]

@@ -164,7 +164,7 @@ def _open_file(layout: Layout) -> _OpenFile:
 
 
 def open_parquet(schema: Any, *, store_schema: bool = True) -> tuple[Any, Any]:
-    """A buffer in memory, and the Parquet writer of a data file in it; Arrow's schema may be beside Parquet's."""
+    """A buffer in memory, and the Parquet writer of a data file in it; Arrow's schema may be beside it."""
     pa = require_arrow()
     sink = pa.BufferOutputStream()
     options = {"compression": "zstd", "compression_level": LEVEL, "use_dictionary": ["episode"]}
