@@ -160,17 +160,23 @@ def _plan_unit(
 
 def _cut(rows: list[IndexRow], rules: FileRules) -> list[list[IndexRow]]:
     """Episodes of as few files as hold them, of about equal size; none is too large unless one episode is."""
-    total = sum(map(rules.of, rows))
-    target = total / -(-total // rules.file_bytes)
+    sizes = [rules.of(row) for row in rows]
+    room = max(rules.file_bytes - max(sizes), rules.file_bytes // 2)
+    total = sum(sizes)
+    num = -(-total // room)
     found: list[list[IndexRow]] = []
+    before = 0
     size = 0
-    for row in rows:
-        added = rules.of(row)
-        if not found or size + added / 2 > target or size + added > rules.file_bytes:
+    number = -1
+    for row, added in zip(rows, sizes, strict=True):
+        place = (2 * before + added) * num // (2 * total)
+        if place > number or size + added > rules.file_bytes:
             found.append([])
+            number = place
             size = 0
         found[-1].append(row)
         size += added
+        before += added
     return found
 
 
