@@ -72,24 +72,27 @@ def _moments_of_numbers(flat: Array) -> Moments:  # [N, E]
     numbers = flat.astype(np.float64)
     if flat.shape[1] > MAX_ELEMENTS:
         numbers = numbers.reshape(-1, 1)
-    finite = np.isfinite(numbers)
+    columns = np.ascontiguousarray(numbers.T)  # sums along memory are several times faster
+    finite = np.isfinite(columns)
     not_finite = int(finite.size - np.count_nonzero(finite))
-    safe_numbers = np.where(finite, numbers, 0.0) if not_finite else numbers
-    count = finite.sum(0)
+    safe_numbers = np.where(finite, columns, 0.0) if not_finite else columns
+    count = finite.sum(1)
     with np.errstate(over="ignore", invalid="ignore"):
-        mean = safe_numbers.sum(0) / np.maximum(count, 1)
-        m2 = np.where(finite, (safe_numbers - mean) ** 2, 0.0).sum(0)
-    low = np.where(count > 0, np.where(finite, numbers, np.inf).min(0, initial=np.inf), 0.0)
-    high = np.where(count > 0, np.where(finite, numbers, -np.inf).max(0, initial=-np.inf), 0.0)
-    return Moments(
-        count.tolist(), _kept(mean), _kept(m2), low.tolist(), high.tolist(), not_finite, _sketches(numbers, finite)
-    )
+        mean = safe_numbers.sum(1) / np.maximum(count, 1)
+        squares = (safe_numbers - mean[:, None]) ** 2
+        m2 = np.where(finite, squares, 0.0).sum(1) if not_finite else squares.sum(1)
+    low = np.where(finite, columns, np.inf) if not_finite else columns
+    high = np.where(finite, columns, -np.inf) if not_finite else columns
+    lowest = np.where(count > 0, low.min(1, initial=np.inf), 0.0)
+    highest = np.where(count > 0, high.max(1, initial=-np.inf), 0.0)
+    sketches = _sketches(columns, finite)
+    return Moments(count.tolist(), _kept(mean), _kept(m2), lowest.tolist(), highest.tolist(), not_finite, sketches)
 
 
-def _sketches(numbers: Array, finite: Array) -> list[Sketch]:
-    if numbers.shape[1] > MAX_SKETCHES:
-        return [sketch_of(numbers[finite])]
-    return [sketch_of(column[there]) for column, there in zip(numbers.T, finite.T, strict=True)]
+def _sketches(columns: Array, finite: Array) -> list[Sketch]:  # [E, N]
+    if len(columns) > MAX_SKETCHES:
+        return [sketch_of(columns[finite])]
+    return [sketch_of(column[there]) for column, there in zip(columns, finite, strict=True)]
 
 
 def _moments_of_bytes(flat: Array) -> Moments:  # [N, E]

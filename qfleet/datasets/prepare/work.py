@@ -16,6 +16,7 @@ from qfleet.data import Array
 from qfleet.datasets.format import (
     DataFile,
     Dataset,
+    EpisodeBlock,
     Layout,
     Split,
     Statistics,
@@ -25,9 +26,7 @@ from qfleet.datasets.format import (
     open_dataset,
     open_parquet,
     put_file,
-    read_rows,
     require_arrow,
-    rows_block,
 )
 from qfleet.datasets.prepare.units import Unit
 from qfleet.datasets.storage import Place, open_place
@@ -170,11 +169,14 @@ class GrowingFile:
     def add(self, table: Any, rows: StepRows, lengths: Array, chosen: Array) -> None:  # [E] rows, [E] bool
         """Add the chosen episodes of a table."""
         pa = require_arrow()
+        kept = np.repeat(chosen, lengths)
         plain = table.drop_columns(["episode"])
-        self.waiting.append(plain if chosen.all() else plain.filter(pa.array(np.repeat(chosen, lengths))))
+        self.waiting.append(plain if kept.all() else plain.filter(pa.array(kept)))
         starts = np.asarray(rows.starts()[:-1])[chosen]
         self.ids += [rows.episode[at] for at in starts.tolist()]
         self.lengths += lengths[chosen].tolist()
+        found = block_statistics(_kept_block(rows, lengths[chosen], kept), self.layout.num_actions)
+        self.statistics = merge_statistics([*([self.statistics] if self.statistics else []), found])
         while not self.is_complete and len(self.ids) >= self.order.groups[self.num_groups]:
             self._end_group(self.order.groups[self.num_groups])
 
@@ -190,8 +192,6 @@ class GrowingFile:
         if self._writer is None:
             self._sink, self._writer = open_parquet(group.schema, store_schema=False)
         self._writer.write_table(group, row_group_size=num_rows)
-        found = block_statistics(rows_block(read_rows(group, self.layout), ""), self.layout.num_actions)
-        self.statistics = merge_statistics([*([self.statistics] if self.statistics else []), found])
         del self.ids[:num], self.lengths[:num]
         self.num_groups += 1
         self.rows += num_rows
@@ -205,3 +205,20 @@ class GrowingFile:
         steps = self.rows - self.episodes
         counts = {"rows": self.rows, "episodes": self.episodes, "steps": steps}
         return msgspec.structs.replace(file, split=self.order.split, **counts)
+
+
+def _kept_block(rows: StepRows, lengths: Array, kept: Array) -> EpisodeBlock:  # [E] rows, [R] bool
+    """What statistics need of some episodes."""
+    whole = bool(kept.all())
+    none = np.zeros(len(lengths), np.bool_)
+    return EpisodeBlock(
+        ids=[],
+        behaviours=[],
+        lengths=lengths - 1,
+        terminated=none,
+        truncated=none,
+        observations={name: array if whole else array[kept] for name, array in rows.observations.items()},
+        action=rows.action[kept],
+        reward=rows.reward[kept],
+        probability=rows.probability[kept],
+    )
