@@ -79,6 +79,8 @@ def acting_components(
     plan: Plan, world: World, custom_parts: CustomParts, endpoint: "LearnerEndpoint | None"
 ) -> Components:
     """Components with their actors. `world` is trained in, or only shows its spaces where actors have their own."""
+    if learns_from_data(plan):
+        return make_components(plan, world, custom_parts)
     if has_actor_learners(plan):
         components = make_components(plan, world, custom_parts)
         if isinstance(components.actor, Actor):

@@ -9,7 +9,8 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.build.components import Components
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Tick
-from qfleet.learn import Diverging
+from qfleet.learn import Diverging, Learner
+from qfleet.learn.parameters_hash import parameters_hash
 from qfleet.plan import sync_switches
 from qfleet.plan.schema import Plan
 from qfleet.plan.traits import learns_from_data
@@ -116,9 +117,17 @@ class Trainer:
         while True:
             try:
                 self.components.actor.start()
+                self.record_first_parameters()
                 return self.saver.save()
             except WorkerLost as cause:
                 self.recovery.restart_replay(cause)
+
+    def record_first_parameters(self) -> None:
+        """Write the hash of the parameters that a run on data starts with into its events."""
+        learner = self.components.learner
+        if learns_from_data(self.plan) and isinstance(learner, Learner):
+            found = parameters_hash(learner.online_tensors)
+            self.run_log.events.event("first_parameters", sha256=found, learners=self.plan.learners.num)
 
     def resume(self, *, strict: bool) -> int:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""

@@ -6,7 +6,7 @@ from qfleet.plan import schema
 from qfleet.plan.schema import Plan
 from qfleet.plan.traits import clones, has_one_member, is_distributional, learns_from_data
 from qfleet.plan.validate.pairs import Pair
-from qfleet.plan.validate.placement import has_actor_learners
+from qfleet.plan.validate.placement import has_actor_learners, has_central_inference, has_replay_process
 
 Condition = Callable[[Plan], bool]
 
@@ -23,10 +23,24 @@ NO_ACTORS = "A data set is learned from without acting."
 OFFLINE_PAIRS: tuple[Pair, ...] = (
     Pair(
         "replay.type",
-        "runtime.type",
-        _offline(lambda plan: not isinstance(plan.runtime, schema.InlineRuntime)),
-        f"{NO_ACTORS} There is nothing that could run in other processes beside the learner.",
-        "Leave runtime.type at inline.",
+        "actors.num",
+        _offline(lambda plan: plan.actors.num > 1),
+        NO_ACTORS,
+        "Leave actors.num at 1; learners.num is the number of processes that learn.",
+    ),
+    Pair(
+        "replay.type",
+        "runtime.replay_process",
+        _offline(has_replay_process),
+        "Every learner reads the data set itself; there is no replay to keep elsewhere.",
+        "Leave runtime.replay_process off.",
+    ),
+    Pair(
+        "replay.type",
+        "runtime.inference",
+        _offline(has_central_inference),
+        f"{NO_ACTORS} There are no actions to choose in one place.",
+        "Leave runtime.inference out.",
     ),
     Pair(
         "replay.type",
