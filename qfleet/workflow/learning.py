@@ -62,7 +62,7 @@ def decisions(rows: Sequence[Row], status: Row) -> list[Row]:
             found.append({"step": row["env_steps"], "what": what, "reason": score_text(row, better)})
         elif row.get("kind") == "steer":
             found.append({"step": row["env_steps"], "what": "adjust", "reason": row["text"]})
-    if status.get("state") in ("done", "stopped"):
+    if status.get("exit_code") is not None:
         found.append({"step": status.get("env_steps"), "what": "stop", "reason": status.get("reason")})
     return found
 

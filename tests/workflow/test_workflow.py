@@ -10,23 +10,13 @@ from qfleet.api import train
 from qfleet.cli import main
 from qfleet.errors import UsageError
 from qfleet.plan.compose import compose
+from qfleet.workflow.inputs import weights_hash
 from qfleet.workflow.plan import read_workflow
-from qfleet.workflow.stages import run_workflow, weights_hash
+from qfleet.workflow.stages import run_workflow
 from tests.support.recorded import make_dataset
+from tests.workflow.workflows import PLAN, write
 
 ROOT = Path(__file__).parents[2]
-PLAN = """
-env = "CartPole-v1"
-[collect]
-episodes = 60
-seed = 1
-[learn]
-until.epochs = 2
-net.torso = { type = "mlp", sizes = [16] }
-algo.batch_size = 32
-log.every_steps = 500
-eval = { every_steps = 1_000, episodes = 4, test_episodes = 4 }
-"""
 
 
 class Links(HTMLParser):
@@ -38,12 +28,6 @@ class Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [str(value) for name, value in attrs if name in ("src", "href") or tag in ("script", "link")]
-
-
-def write(place: Path, text: str = PLAN) -> Path:
-    file = place / "plan.toml"
-    file.write_text(text)
-    return file
 
 
 def test_a_workflow_ends_with_a_report_and_is_not_done_twice(tmp_path: Path) -> None:
@@ -108,7 +92,7 @@ def test_the_report_loads_nothing_and_escapes_what_it_shows(tmp_path: Path) -> N
     ("text", "problem"),
     [
         ("env = 'CartPole-v1'", "has neither `data` nor"),
-        ("env = 'CartPole-v1'\ndata = 'x'\n[collect]\nepisodes = 1", "has both `data` and"),
+        ("env = 'CartPole-v1'\ndata = 'x'\n[collect]\nepisodes = 1", "has `data` and a table"),
         ("env = 'CartPole-v1'\nlearning = 1", "is no workflow"),
         ("[collect]\nepisodes = 0", "is no workflow"),
     ],
@@ -135,6 +119,6 @@ def test_the_example_learns_from_random_play(tmp_path: Path) -> None:
 
 def test_the_example_is_a_workflow() -> None:
     file = ROOT / "examples/workflow_cartpole.toml"
-    plan = read_workflow(file)
+    plan = read_workflow(file).plan
     assert plan.collect is not None
     assert tomllib.loads(file.read_text())["learn"] == plan.learn
