@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from qfleet.datasets.convert.foreign import MAX_FILE_BYTES
 from qfleet.errors import UsageError
-from qfleet.files import is_file, is_folder, list_inside, open_inside
+from qfleet.files import TooLarge, is_file, is_folder, list_inside, open_inside
 from qfleet.nets import state_arrays
 from qfleet.training.checkpoints.saved_policy import load_policy
 
 HASH_CHARS = 12
 PART_BYTES = 1 << 20
-MOST_FILES = 1_000_000
 
 
 def hash_of(value: Any) -> str:
@@ -36,34 +36,42 @@ def weights_hash(run: Path | None) -> str:
 
 def files_hash(source: Path) -> str:
     """SHA-256 of the names and contents of a file, or of all files below a folder; links are not followed."""
-    digest = hashlib.sha256()
-    folder, names = (source.parent, [source.name]) if source.is_file() else (source, sorted(walk(source, "")))
+    try:
+        folder, names = (source.parent, [source.name]) if source.is_file() else (source, sorted(walk(source, "")))
+        digest = hashlib.sha256()
+        for name in names:
+            add_file(digest, folder, name)
+    except OSError as error:
+        raise UsageError(
+            f"{source} cannot be imported",
+            f"The system says: {error.strerror or error}.",
+            "Name a file, or a folder of files, as `source` in the table [import].",
+        ) from error
     if not names:
         raise UsageError(
             f"there is nothing to import at {source}",
             "It is neither a file nor a folder with files.",
             "Check `source` in the table [import].",
         )
-    for name in names:
-        with os.fdopen(open_inside(folder, name), "rb") as file:
-            digest.update(f"{name}\n{os.fstat(file.fileno()).st_size}\n".encode(errors="surrogateescape"))
-            while part := file.read(PART_BYTES):
-                digest.update(part)
     return digest.hexdigest()
 
 
-def walk(folder: Path, below: str, found: int = 0) -> Iterator[str]:
-    """The names of all regular files below a folder, at most MOST_FILES."""
+def add_file(digest: "hashlib._Hash", folder: Path, name: str) -> None:
+    """Hash the name, the size and the content of a file that is not too large to import."""
+    with os.fdopen(open_inside(folder, name), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise TooLarge(folder / name, size, MAX_FILE_BYTES)
+        digest.update(f"{name}\n{size}\n".encode(errors="surrogateescape"))
+        while part := file.read(PART_BYTES):
+            digest.update(part)
+
+
+def walk(folder: Path, below: str) -> Iterator[str]:
+    """The names of all regular files below a folder."""
     for entry in list_inside(folder, below or "."):
         name = f"{below}{entry}"
         if is_folder(folder, name):
-            yield from walk(folder, f"{name}/", found)
+            yield from walk(folder, f"{name}/")
         elif is_file(folder, name):
-            found += 1
-            if found > MOST_FILES:
-                raise UsageError(
-                    f"{folder} has more than {MOST_FILES:,} files",
-                    "All of them would be read.",
-                    "Name the folder of the data.",
-                )
             yield name
