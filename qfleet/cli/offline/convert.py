@@ -38,7 +38,7 @@ def import_(
     importer = make_importer(source, format, column or [], _counts(actions), env)
     import_dataset(importer, url)
     _echo_notes(importer.notes())
-    from qfleet.cli.offline.data import inspect
+    from qfleet.cli.offline.inspect import inspect
 
     return inspect(url)
 

@@ -1,13 +1,22 @@
 """The format of data sets: docs/datasets.md is its specification."""
 
 from qfleet.datasets.format.arrow import require_arrow
+from qfleet.datasets.format.block import EpisodeBlock, join_blocks
+from qfleet.datasets.format.block_writer import BlockWriter, index_file
 from qfleet.datasets.format.columns import Column, join_observation, space_columns, spec_columns, split_observation
-from qfleet.datasets.format.episode import RecordedEpisode, episode_problems
+from qfleet.datasets.format.episode import RecordedEpisode
 from qfleet.datasets.format.index import IndexRow
 from qfleet.datasets.format.manifest import DataFile, DatasetManifest, Description, Setting, Split, describe
-from qfleet.datasets.format.reader import Dataset, damaged, open_dataset
-from qfleet.datasets.format.statistics import Moments, Statistics, merge_statistics
-from qfleet.datasets.format.tables import StepRows
+from qfleet.datasets.format.reader import Dataset, damaged, index_difference, open_dataset
+from qfleet.datasets.format.sketch import Sketch
+from qfleet.datasets.format.statistics import (
+    Moments,
+    Statistics,
+    merge_statistics,
+    statistics_of,
+    statistics_of_episodes,
+)
+from qfleet.datasets.format.tables import RowProblem, StepRows
 from qfleet.datasets.format.writer import (
     FILE_BYTES,
     EpisodeWriter,
@@ -19,23 +28,29 @@ from qfleet.datasets.format.writer import (
 
 __all__ = [
     "FILE_BYTES",
+    "BlockWriter",
     "Column",
     "DataFile",
     "Dataset",
     "DatasetManifest",
     "Description",
+    "EpisodeBlock",
     "EpisodeWriter",
     "IndexRow",
     "Moments",
     "RecordedEpisode",
+    "RowProblem",
     "Setting",
+    "Sketch",
     "Split",
     "Statistics",
     "StepRows",
     "WrittenFiles",
     "damaged",
     "describe",
-    "episode_problems",
+    "index_difference",
+    "index_file",
+    "join_blocks",
     "join_observation",
     "merge_statistics",
     "open_dataset",
@@ -45,5 +60,7 @@ __all__ = [
     "space_columns",
     "spec_columns",
     "split_observation",
+    "statistics_of",
+    "statistics_of_episodes",
     "write_dataset",
 ]

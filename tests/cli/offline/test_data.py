@@ -28,6 +28,10 @@ def test_the_verbs_from_an_environment_to_a_run(capsys: pytest.CaptureFixture[st
     assert main(["data", "inspect", "ready", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["splits"]) == {"train", "validation", "test"}
+    assert len(found["splits"]["train"]["return"]["quartiles"]) == 3
+    assert main(["data", "inspect", "ready", "--plot", "data.png"]) == 0
+    assert capsys.readouterr().out.endswith("plot data.png\n")
+    assert Path("data.png").read_bytes()[:4] == b"\x89PNG"
     assert found["source"] == open_dataset("raw").version
     small = [
         "net.torso.type=mlp",
