@@ -118,17 +118,10 @@ class Trainer:
         while True:
             try:
                 self.components.actor.start()
-                self.record_first_parameters()
+                record_first_parameters(self.components, self.run_log)
                 return self.saver.save()
             except WorkerLost as cause:
                 self.recovery.restart_replay(cause)
-
-    def record_first_parameters(self) -> None:
-        """Write the hash of the parameters that a run on data starts with into its events."""
-        learner = self.components.learner
-        if learns_from_data(self.plan) and isinstance(learner, Learner):
-            found = parameters_hash(learner.online_tensors)
-            self.run_log.events.event("first_parameters", sha256=found, learners=self.plan.learners.num)
 
     def resume(self, *, strict: bool) -> int:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""
@@ -328,3 +321,11 @@ class Trainer:
             self.callbacks.close()
         if "evaluation" in vars(self):
             self.evaluation.evaluator.close()
+
+
+def record_first_parameters(components: Components, run_log: RunLog) -> None:
+    """Write the hash of the parameters that a run on data starts with into its events."""
+    learner = components.learner
+    if learns_from_data(components.plan) and isinstance(learner, Learner):
+        found = parameters_hash(learner.online_tensors)
+        run_log.events.event("first_parameters", sha256=found, learners=components.plan.learners.num)

@@ -34,7 +34,8 @@ def collecting_plan(given: GivenWorkflow) -> Plan:
     stage = given.plan.collect
     if stage is None:
         raise TypeError("this workflow collects nothing")
-    tables = {"env": {**table_of(given.plan.learn, "env"), **stage.env}, "seed": stage.seed}
+    env = {**table_of(given.plan.learn, "env"), **stage.env}
+    tables = {**{name: table for name, table in stage.tables.items() if table}, "env": env, "seed": stage.seed}
     own = [(path, text) for path, text in given.learn_settings if path.startswith("env.")]
     return composed(given, tables, own, None)
 

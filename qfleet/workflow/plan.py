@@ -22,11 +22,24 @@ NAMES_CODE = ("env.wrappers", *TRUSTED)
 class CollectStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose episodes are recorded, and how many."""
 
-    policy: Text = "random"
+    policy: Text | Annotated[list[Text], Meta(min_length=1, max_length=1_000)] = "random"
     episodes: Episodes | None = None
     steps: Steps | None = None
+    cut: bool = False
     seed: Seed = 0
-    env: dict[str, Any] = {}  # settings of the environment, as `env.num=16` of `qfleet data collect`
+    env: dict[str, Any] = {}  # settings as of `qfleet data collect`: env.num=16
+    runtime: dict[str, Any] = {}  # type=processes
+    actors: dict[str, Any] = {}
+
+    @property
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Its sections of a plan."""
+        return {"env": self.env, "runtime": self.runtime, "actors": self.actors}
+
+    @property
+    def policies(self) -> list[str]:
+        """The policy, or those of a mixture with their shares."""
+        return [self.policy] if isinstance(self.policy, str) else self.policy
 
 
 class ImportStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,7 +160,7 @@ def refuse_code(given: GivenWorkflow) -> None:
     """Refuse code that the file names, and places to connect to: it may come from anywhere."""
     plan = given.plan
     named = {"env": plan.env} if names_code(plan.env) and not given.own_env else {}
-    for stage, table in (("learn", plan.learn), ("collect", {} if plan.collect is None else {"env": plan.collect.env})):
+    for stage, table in (("learn", plan.learn), ("collect", {} if plan.collect is None else plan.collect.tables)):
         flat = flat_paths(table)
         named |= {f"{stage}.{path}": flat[path] for path in NAMES_CODE if flat.get(path)}
     if named:

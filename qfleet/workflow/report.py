@@ -80,9 +80,11 @@ def return_histogram(dataset: Dataset) -> Row:
     finite = returns[np.isfinite(returns)]
     if not len(finite):
         return {"edges": [], "counts": []}
-    low, high = float(finite.min()), float(finite.max())
+    low = float(finite.min())
+    high = float(finite.max())
     if not high - low > 1e-9 * max(abs(high), abs(low), 1.0):
-        low, high = low - 0.5, high + 0.5
+        low -= 0.5
+        high += 0.5
     counts, edges = np.histogram(finite, BINS, (low, high))
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 

@@ -30,7 +30,7 @@ from qfleet.run_object import Run
 from qfleet.save.lock import Locked, hold_run
 from qfleet.training.evaluation.on_data import OnDataSettings, evaluate_on_data, load_for_data
 from qfleet.watch import Watcher, find_run, read_json
-from qfleet.workflow.collecting import Behaviour, collect, parse_behaviour, require_amount
+from qfleet.workflow.collecting import Behaviour, collect, parse_mixture, require_amount
 from qfleet.workflow.inputs import files_hash, hash_of, weights_hash
 from qfleet.workflow.learning import first_parameters, learn
 from qfleet.workflow.learning_plan import collecting_plan, learning_plan
@@ -112,10 +112,10 @@ class Workflow:
         stage = self.plan.collect
         if stage is None:
             raise TypeError("this workflow collects nothing")
-        behaviour = self.behaviour()
+        behaviours = self.behaviours()
         plan = collecting_plan(self.given)
-        env = {**msgspec.to_builtins(plan.env), "seed": plan.seed}
-        inputs = {"env": env, "collect": msgspec.to_builtins(stage), "weights": weights_hash(behaviour.run)}
+        inputs = {"env": msgspec.to_builtins(plan.env), "collect": msgspec.to_builtins(stage)}
+        inputs["weights"] = [weights_hash(each.run) for each in behaviours]
         by_steps = stage.steps is not None
         show = self.progress("collect", "steps" if by_steps else "episodes")
 
@@ -123,14 +123,15 @@ class Workflow:
             def told(episodes: int, steps: int) -> None:
                 show(steps if by_steps else episodes, (stage.steps if by_steps else stage.episodes) or 0)
 
-            collect(plan, url, behaviour, episodes=stage.episodes, steps=stage.steps, show=told)
+            amount = {"episodes": stage.episodes, "steps": stage.steps, "cut": stage.cut}
+            collect(plan, url, behaviours, **amount, show=told, warn=self.console.note)  # type: ignore[arg-type]
 
         return self.do("collect", [FORMAT, inputs], lambda key: self.made(f"collected-{key}", work))
 
-    def behaviour(self) -> Behaviour:
+    def behaviours(self) -> list[Behaviour]:
         """Whose episodes are collected."""
         stage = self.plan.collect
-        return parse_behaviour(None if stage is None else stage.policy, None, find_run)
+        return [] if stage is None else parse_mixture(stage.policies, None, find_run)
 
     def read_foreign(self) -> Dataset:
         """The data set that was imported."""
@@ -243,8 +244,8 @@ def require_possible(workflow: Workflow) -> Plan:
     """Refuse mistakes in the tables of all stages before the first one begins; returns the plan of the run."""
     stage = workflow.plan.collect
     if stage is not None:
-        require_amount(stage.episodes, stage.steps)
-        workflow.behaviour()
+        require_amount(stage.episodes, stage.steps, stage.cut)
+        workflow.behaviours()
         collecting_plan(workflow.given)
     prepare_plan(workflow.plan.prepare or PrepareStage())
     plan = learning_plan(workflow.given, LATER)

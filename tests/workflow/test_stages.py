@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qfleet.api import load
+from qfleet.api import load, resume, train
 from qfleet.cli import main
 from qfleet.datasets.format import open_dataset
 from qfleet.datasets.prepare import PreparePlan, parse_split, prepare_dataset
 from qfleet.datasets.storage import LocalFolder
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.files import list_inside
+from qfleet.plan.compose import compose
 from qfleet.save.lock import hold_run
 from qfleet.training.evaluation.held_out import HeldOutEvaluator
 from qfleet.workflow import stages
@@ -218,3 +219,19 @@ def test_processes_make_the_numbers_of_one_thread(tmp_path: Path) -> None:
 def without_clock(value: Any) -> Any:
     rows = value if isinstance(value, list) else [value]
     return [{name: each for name, each in row.items() if name != "seconds"} for row in rows]
+
+
+def test_a_mixture_of_policies_is_collected_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of its runs are inputs: a run that learned more is collected anew."""
+    small = {"net": {"torso": {"type": "mlp", "sizes": [8]}}, "eval": {"episodes": 0, "test_episodes": 0}}
+    plan = compose(file="test", tables={"env": {"id": "CartPole-v1"}, "until": {"steps": 200}, **small}).plan
+    monkeypatch.chdir(tmp_path)
+    train(plan, out="runs", name="medium", progress=False)
+    mixed = PLAN.replace("episodes = 60", 'steps = 900\ncut = true\npolicy = ["random:0.5", "medium,epsilon=0.1:0.5"]')
+    mixed = mixed.replace("seed = 1", 'seed = 1\nruntime.type = "processes"\nactors.num = 2\nenv.num = 4')
+    report = run(tmp_path, mixed)
+    assert report["data"]["steps"] == 900
+    assert {"random", "medium, epsilon=0.1"} <= set(report["data"]["behaviours"])
+    assert skipped(run(tmp_path, mixed)) == [True, False, True, True, True]
+    resume("runs/medium", steps=400, progress=False)
+    assert skipped(run(tmp_path, mixed))[0] is False
