@@ -224,7 +224,7 @@ def without_clock(value: Any) -> Any:
 def test_a_mixture_of_policies_is_collected_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of its runs are inputs: a run that learned more is collected anew."""
     small = {"net": {"torso": {"type": "mlp", "sizes": [8]}}, "eval": {"episodes": 0, "test_episodes": 0}}
-    plan = compose(file="test", tables={"env": {"id": "CartPole-v1"}, "until": {"steps": 200}, **small}).plan
+    plan = compose(file="test", tables={"env": {"id": "CartPole-v1"}, "until": {"steps": 1_500}, **small}).plan
     monkeypatch.chdir(tmp_path)
     train(plan, out="runs", name="medium", progress=False)
     mixed = PLAN.replace("episodes = 60", 'steps = 900\ncut = true\npolicy = ["random:0.5", "medium,epsilon=0.1:0.5"]')
@@ -233,5 +233,5 @@ def test_a_mixture_of_policies_is_collected_in_processes(tmp_path: Path, monkeyp
     assert report["data"]["steps"] == 900
     assert {"random", "medium, epsilon=0.1"} <= set(report["data"]["behaviours"])
     assert skipped(run(tmp_path, mixed)) == [True, False, True, True, True]
-    resume("runs/medium", steps=400, progress=False)
+    resume("runs/medium", steps=2_500, progress=False)
     assert skipped(run(tmp_path, mixed))[0] is False

@@ -6,7 +6,7 @@ from qfleet.plan import schema
 from qfleet.plan.schema import Plan
 from qfleet.plan.traits import clones, has_one_member, is_distributional, learns_from_data
 from qfleet.plan.validate.pairs import Pair
-from qfleet.plan.validate.placement import has_actor_learners, has_central_inference, has_replay_process
+from qfleet.plan.validate.placement import has_actor_learners, has_replay_process
 
 Condition = Callable[[Plan], bool]
 
@@ -34,13 +34,6 @@ OFFLINE_PAIRS: tuple[Pair, ...] = (
         _offline(has_replay_process),
         "Every learner reads the data set itself; there is no replay to keep elsewhere.",
         "Leave runtime.replay_process off.",
-    ),
-    Pair(
-        "replay.type",
-        "runtime.inference",
-        _offline(has_central_inference),
-        f"{NO_ACTORS} There are no actions to choose in one place.",
-        "Leave runtime.inference out.",
     ),
     Pair(
         "replay.type",

@@ -12,7 +12,6 @@ DATA = "replay.type=dataset replay.path=a"
 REFUSED = {
     f"{DATA} runtime.type=processes actors.num=2": "A data set is learned from without acting",
     f"{DATA} runtime.type=processes runtime.replay_process=true": "Every learner reads the data set itself",
-    f"{DATA} runtime.type=processes runtime.inference=central": "There are no actions to choose",
     f"{DATA} runtime.type=ray runtime.chunk_rows=4": "there are no other actors",
     f"{DATA} learners.num=2 learners.bundles=true": "An actor-learner acts",
     f"{DATA} population.num=2": "Members of a population",
