@@ -40,7 +40,7 @@ CLONED = (
     "algo.target.tau",
 )
 ONE_LEARNER = "A single learner (learners.num=1) does not synchronise."
-NO_ACTORS = "With learners.bundles every learner acts itself: there are no other actors."
+NO_ACTORS = "Of a data set nobody acts, and with learners.bundles every learner itself: there are no other actors."
 IN_MEMORY = "Without epochs the whole data set is in memory: see replay.order.type."
 STEP_PER_GRADIENT = "Every gradient is a step of its own: see sync.num_gradients."
 
@@ -92,7 +92,7 @@ def _sends_every_number(plan: Plan) -> bool:
 
 
 def _has_no_actors(plan: Plan) -> bool:
-    return isinstance(plan.runtime, RayRuntime) and has_actor_learners(plan)
+    return learns_from_data(plan) or (isinstance(plan.runtime, RayRuntime) and has_actor_learners(plan))
 
 
 # (setting, when it has no effect, why)

@@ -44,10 +44,17 @@ NO_ACTORS = "A data set is learned from without acting."
 OFFLINE_PAIRS: tuple[Pair, ...] = (
     Pair(
         "replay.type",
-        "runtime.type",
-        _offline(lambda plan: not isinstance(plan.runtime, schema.InlineRuntime)),
-        f"{NO_ACTORS} There is nothing that could run in other processes beside the learner.",
-        "Leave runtime.type at inline.",
+        "actors.num",
+        _offline(lambda plan: plan.actors.num > 1),
+        NO_ACTORS,
+        "Leave actors.num at 1; learners.num is the number of processes that learn.",
+    ),
+    Pair(
+        "replay.type",
+        "runtime.replay_process",
+        _offline(has_replay_process),
+        "Every learner reads the data set itself; there is no replay to keep elsewhere.",
+        "Leave runtime.replay_process off.",
     ),
     Pair(
         "replay.type",

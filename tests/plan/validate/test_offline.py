@@ -10,7 +10,9 @@ from qfleet.plan.validate.offline import OFFLINE_PAIRS, PREFILL_PAIRS
 
 DATA = "replay.type=dataset replay.path=a"
 REFUSED = {
-    f"{DATA} runtime.type=processes": "There is nothing that could run in other processes",
+    f"{DATA} runtime.type=processes actors.num=2": "A data set is learned from without acting",
+    f"{DATA} runtime.type=processes runtime.replay_process=true": "Every learner reads the data set itself",
+    f"{DATA} runtime.type=ray runtime.chunk_rows=4": "there are no other actors",
     f"{DATA} learners.num=2 learners.bundles=true": "An actor-learner acts",
     f"{DATA} population.num=2": "Members of a population",
     f"{DATA} algo.view.type=sequences net.memory.type=gru algo.view.stride=41": "some would not be",
