@@ -158,6 +158,8 @@ def make_actor(
         worker=worker,
         incarnation=incarnation,
         record_values=record_values,
+        # A noisy network draws new values for every step: the probabilities of actions are not known.
+        record_probability=plan.save.dataset is not None and not plan.net.noisy,
         exploration_step=exploration_step,
     )
 

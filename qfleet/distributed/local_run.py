@@ -188,6 +188,10 @@ def prepare_components(
     replaced = replaced_settings(plan, recorded)
     plan = resolve(recorded, world.spec)
     plan, data_notes = resolve_data(plan, custom_parts.eval_maker)
+    if plan.save.dataset is not None:
+        from qfleet.build.run_recorder import resolve_recording  # an extra
+
+        plan = resolve_recording(plan, world.spec)
     require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given, world.spec, show)
@@ -222,7 +226,13 @@ def make_components_here(
 ) -> Components:
     """The components of a run: all in this process, unless the plan asks for others."""
     if isinstance(plan.runtime, InlineRuntime) and plan.learners.num == 1:
-        return make_components(plan, world, custom_parts)
-    from qfleet.distributed.components import components_for  # most runs need no other process
+        components = make_components(plan, world, custom_parts)
+    else:
+        from qfleet.distributed.components import components_for  # most runs need no other process
 
-    return components_for(plan, world, custom_parts, endpoint)
+        components = components_for(plan, world, custom_parts, endpoint)
+    if plan.save.dataset is not None:
+        from qfleet.build.run_recorder import record_into  # an extra
+
+        record_into(components, world)
+    return components

@@ -53,11 +53,22 @@ class NormalizationStatistics:
         self.returns[lanes] = 0.0
 
 
+class StepRecorder(Protocol):
+    """Records everything that is inserted into a batch source."""
+
+    def add(self, rollout: Rollout) -> None:
+        """Record a rollout."""
+
+    def seal(self, worker: int) -> None:
+        """An actor is lost: its episodes end where they are."""
+
+
 class BatchSource(Protocol):
     """A source of batches to learn from."""
 
     steps: int
     replay: Replay
+    recorder: StepRecorder | None
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout."""
@@ -144,6 +155,7 @@ class ReplaySource:
     steps: int = 0
     refill: int = 0  # items that an emptied replay must hold before learning continues
     drawn: DrawnItems = field(default_factory=DrawnItems)
+    recorder: StepRecorder | None = None
 
     def __post_init__(self) -> None:
         self.update_n_step()
@@ -155,10 +167,14 @@ class ReplaySource:
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout to the replay."""
+        if self.recorder is not None:
+            self.recorder.add(rollout)
         self.steps += insert_with_bonus(rollout, self.replay, self.normalization, self.bonus)
 
     def seal(self, worker: int) -> int:
         """End the episodes of a lost actor."""
+        if self.recorder is not None:
+            self.recorder.seal(worker)
         return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.normalization)
 
     def next_batch(self, in_flight_steps: int) -> Batch | Sequences | None:

@@ -532,13 +532,14 @@ class RayRuntime(Section, tag="ray"):
 
 
 class Save(Section):
-    """When checkpoints are written and how many are kept."""
+    """When checkpoints are written and how many are kept; and where every episode of the actors is recorded."""
 
     every_seconds: NotNegative = 60.0
     every_steps: Positive = 10_000
     max_share: Fraction = 0.05
     replay: Literal["full", "none"] = "full"
     keep: Annotated[int, Meta(ge=2)] = 2
+    dataset: Annotated[str, Meta(min_length=1, max_length=4_096)] | None = None
 
 
 class Eval(Section):

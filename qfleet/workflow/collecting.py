@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qfleet.act import Actor, Policy
-from qfleet.act.recording import RecordingExplorer, RolloutRecorder, record_episodes
+from qfleet.act.explore import EpsilonGreedyExplorer
+from qfleet.act.recording import RolloutRecorder
 from qfleet.api import load
 from qfleet.build.make import make_policy, policy_spec
 from qfleet.build.resolve import resolve, usable_device
@@ -82,10 +83,16 @@ def record(
 ) -> Iterator[RecordedEpisode]:
     """Episodes of this behaviour, without end; with a number of `episodes` every lane plays as many."""
     policy = behaviour_policy(plan, world.spec, behaviour, trust_env)
-    explorer = RecordingExplorer(behaviour.epsilon, world.spec.actions)
-    actor = Actor(world, policy, explorer, stream(plan.seed, EXPLORE))
-    recorder = RolloutRecorder(world.num, str(plan.seed), plan.seed, plan.env.id, behaviour.name, episodes)
-    return record_episodes(actor, recorder)
+    explorer = EpsilonGreedyExplorer(lambda step: behaviour.epsilon, world.spec.actions)
+    actor = Actor(world, policy, explorer, stream(plan.seed, EXPLORE), record_probability=True)
+    recorder = RolloutRecorder(
+        world.spec, world.num, str(plan.seed), [behaviour.name], total_lanes=world.num, num_episodes=episodes
+    )
+    actor.start()
+    while True:
+        actor.send()
+        for block in recorder.add(actor.receive()[0]):
+            yield from block.episodes(plan.seed, plan.env.id)
 
 
 def behaviour_policy(plan: Plan, spec: Spec, behaviour: Behaviour, trust_env: bool) -> Policy:

@@ -1,6 +1,8 @@
 """The format of data sets: docs/datasets.md is its specification."""
 
 from qfleet.datasets.format.arrow import require_arrow
+from qfleet.datasets.format.block import EpisodeBlock, join_blocks
+from qfleet.datasets.format.block_writer import BlockWriter, index_file
 from qfleet.datasets.format.columns import Column, join_observation, space_columns, spec_columns, split_observation
 from qfleet.datasets.format.episode import RecordedEpisode, episode_problems
 from qfleet.datasets.format.index import IndexRow
@@ -19,11 +21,13 @@ from qfleet.datasets.format.writer import (
 
 __all__ = [
     "FILE_BYTES",
+    "BlockWriter",
     "Column",
     "DataFile",
     "Dataset",
     "DatasetManifest",
     "Description",
+    "EpisodeBlock",
     "EpisodeWriter",
     "IndexRow",
     "Moments",
@@ -36,6 +40,8 @@ __all__ = [
     "damaged",
     "describe",
     "episode_problems",
+    "index_file",
+    "join_blocks",
     "join_observation",
     "merge_statistics",
     "open_dataset",

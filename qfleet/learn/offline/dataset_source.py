@@ -14,6 +14,7 @@ from qfleet.data.state_reader import saved_count
 from qfleet.datasets.epochs import EpochOrder
 from qfleet.datasets.format import Dataset, open_dataset
 from qfleet.errors import UsageError
+from qfleet.learn.batch_source import StepRecorder
 from qfleet.learn.offline.shards import ShardCache
 from qfleet.plan.schema import DatasetReplay, Plan
 from qfleet.replay import NStepReturn, Replay, StepCut, Store, make_n_step
@@ -31,6 +32,7 @@ class DatasetSource:
     batch_size: int
     whole: bool = True  # else several learners read their own parts of a batch: it has positions only
     steps: int = 0  # transitions given away: the position in the epochs
+    recorder: StepRecorder | None = None  # never: nothing acts
     _loads_before: int = field(default=0)
 
     def insert(self, rollout: Rollout) -> None:

@@ -113,6 +113,20 @@ OFFLINE_PAIRS: tuple[Pair, ...] = (
         "Use until.steps, or replay.type=dataset.",
     ),
     Pair(
+        "save.dataset",
+        "replay.type",
+        _offline(lambda plan: plan.save.dataset is not None),
+        f"{NO_ACTORS} There is nothing new to record.",
+        "Leave save.dataset out.",
+    ),
+    Pair(
+        "save.dataset",
+        "learners.bundles",
+        lambda plan: plan.save.dataset is not None and has_actor_learners(plan),
+        "Steps of actor-learners stay with them: they do not pass the process that records.",
+        "Leave learners.bundles off, or leave save.dataset out.",
+    ),
+    Pair(
         "eval.on",
         "replay.type",
         _online(lambda plan: plan.eval.on == "data"),
