@@ -64,16 +64,23 @@ def epsilon_greedy(
     values: Array, epsilon: float | Array, rng: np.random.Generator, mask: Array | None, counts: tuple[int, ...]
 ) -> Array:  # -> [B]
     """The best action, or with probability epsilon any allowed one."""
+    return best_or_random(greedy(values, mask, counts), epsilon, rng, mask, counts)
+
+
+def best_or_random(
+    best: Array, epsilon: float | Array, rng: np.random.Generator, mask: Array | None, counts: tuple[int, ...]
+) -> Array:  # -> [B]
+    """These actions [B], or with probability epsilon any allowed one."""
     # All numbers are drawn for every lane and step, so that the generator's state does not depend on epsilon.
     draw_per_dimension = math.prod(counts) > MAX_ACTIONS_PER_DRAW
-    explore, *draws = rng.random((1 + len(counts) if draw_per_dimension else 2, len(values)))
+    explore, *draws = rng.random((1 + len(counts) if draw_per_dimension else 2, len(best)))
     if mask is not None:
         random_action = random_allowed_actions(draws[0], mask)
     elif draw_per_dimension:
         random_action = join_actions([random_integers(*pair) for pair in zip(draws, counts, strict=True)], counts)
     else:
         random_action = random_integers(draws[0], math.prod(counts))
-    action: Array = np.where(explore < epsilon, random_action, greedy(values, mask, counts))
+    action: Array = np.where(explore < epsilon, random_action, best)
     return action
 
 

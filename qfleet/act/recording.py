@@ -60,7 +60,6 @@ class RolloutRecorder:
         rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // (self.num_lanes * row_bytes(self.spec))))
         columns = recorded_columns(self.spec)
         self.chunk = {name: np.empty((rows, self.num_lanes, *shape), kind) for name, (kind, shape) in columns.items()}
-        self.chunk["cut"][:] = False
         self.playing = np.zeros(self.num_lanes, np.uint8)
         self.restart()
 
@@ -76,18 +75,18 @@ class RolloutRecorder:
         self.restart()
         self.skipping[:] = True
 
-    def add(self, rollout: Rollout) -> Iterator[EpisodeBlock]:
-        """Add rows; yields the episodes of chunks that are full."""
+    def add(self, rollout: Rollout, cut: Array | None = None) -> Iterator[EpisodeBlock]:
+        """Add rows; yields the episodes of chunks that are full. `cut` [T, B]: the recording stops at these rows."""
         begin = 0
         size = len(self.chunk["last"])
         while begin < len(rollout.last):
             end = min(len(rollout.last), begin + size - self.filled)
-            self._copy(rollout, begin, end)
+            self._copy(rollout, cut, begin, end)
             begin = end
             if self.filled == size and (block := self.cut()) is not None:
                 yield block
 
-    def _copy(self, rollout: Rollout, begin: int, end: int) -> None:
+    def _copy(self, rollout: Rollout, cut: Array | None, begin: int, end: int) -> None:
         there = slice(self.filled, self.filled + end - begin)
         self.filled = there.stop
         chunk = self.chunk
@@ -95,6 +94,7 @@ class RolloutRecorder:
         chunk["action"][there] = rollout.action[begin:end]
         chunk["reward"][there] = rollout.reward[begin:end]
         chunk["last"][there] = rollout.last[begin:end]
+        chunk["cut"][there] = False if cut is None else cut[begin:end]
         chunk["policy"][there] = self.playing
         np.equal(rollout.discount[begin:end], 0, out=chunk["terminated"][there])
         chunk["probability"][there] = np.nan if rollout.probability is None else rollout.probability[begin:end]

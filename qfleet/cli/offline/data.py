@@ -1,20 +1,18 @@
 """`qfleet data`: collect, import, inspect, validate, prepare and export data sets."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
+from qfleet.cli.arguments import COMMANDS, PREPARE, parse_count
+from qfleet.cli.offline.collecting import collect
 from qfleet.cli.offline.convert import export, import_
 from qfleet.cli.offline.judge import evaluate_policy_on_data
 from qfleet.cli.output import echo, echo_json, echo_table
-from qfleet.errors import StorageError, UsageError
-from qfleet.plan import read_plan
+from qfleet.errors import StorageError
 
 if TYPE_CHECKING:
     from qfleet.datasets.format import Dataset
-    from qfleet.plan.schema import Plan
 
 app = App(
     name="data",
@@ -29,70 +27,6 @@ app = App(
 )
 Url = Annotated[str, Parameter(name="URL", help="Folder of the data set.")]
 Json = Annotated[bool, Parameter(help="As JSON.", show_default=False)]
-Out = Annotated[str, Parameter(help="Folder in which a run is looked for by its name.")]
-
-
-def collect(
-    source: Annotated[str, Parameter(name="ENV|RUN", help="Environment id, or a run: then its policy plays.")],
-    url: Url,
-    /,
-    *settings: Annotated[str, Parameter(name="PATH=VALUE", help="Settings of the environment: env.num=16.")],
-    policy: Annotated[
-        str | None, Parameter(help="random, greedy, epsilon=0.1, or another run.", metavar="POLICY")
-    ] = None,
-    episodes: Annotated[str | None, Parameter(help="Whole episodes to record.", metavar="N")] = None,
-    steps: Annotated[str | None, Parameter(help="Record whole episodes until they have N steps.", metavar="N")] = None,
-    seed: Annotated[str | None, Parameter(help="Decides everything random (seed).", metavar="N")] = None,
-    out: Out = "runs",
-    trust_env: Annotated[
-        bool, Parameter(help="Run the environment code a run names, though another user made it.", show_default=False)
-    ] = False,
-    json: Json = False,
-) -> int:
-    """Record the episodes of a policy in an environment."""
-    num_episodes = parse_count("--episodes", episodes)
-    num_steps = parse_count("--steps", steps, example=10_000)
-    run = _find_run(source, out)
-    from qfleet.workflow.collecting import collect as start
-    from qfleet.workflow.collecting import parse_behaviour
-
-    plan = _collecting_plan(source, run, settings, seed)
-    behaviour = parse_behaviour(policy, run, lambda text: _require_run(text, out))
-    start(plan, url, behaviour, episodes=num_episodes, steps=num_steps, trust_env=trust_env)
-    return inspect(url, json=json)
-
-
-def _find_run(text: str, out: str) -> Path | None:
-    """The run of this name; None if it is no run, and so an environment."""
-    from qfleet.watch.run_directory import is_run
-
-    if text == "latest":
-        return _require_run(text, out)
-    plain = "/" not in text or Path(text).exists()
-    return next((path for path in (Path(out, text), Path(text)) if plain and is_run(path)), None)
-
-
-def _require_run(text: str, out: str) -> Path:
-    from qfleet.watch import find_run
-
-    return find_run(text, out)
-
-
-def _collecting_plan(source: str, run: Path | None, settings: tuple[str, ...], seed: str | None) -> "Plan":
-    """The plan that is played by: of an environment, or a run's own with another seed."""
-    if run is None:
-        return compose_arguments([source, *settings], None, None, {"seed": seed}).plan
-    if settings:
-        raise UsageError(
-            f"{settings[0]} does not go with the run {run.name}",
-            "A run plays in the environment that it was trained in.",
-            "Leave settings out, or name the environment and --policy RUN.",
-        )
-    import msgspec
-
-    plan = read_plan(run / "run.toml")
-    number = parse_count("--seed", seed, least=0)
-    return plan if number is None else msgspec.structs.replace(plan, seed=number)
 
 
 def inspect(
@@ -190,7 +124,8 @@ app.command(
     help_epilogue=(
         "Examples:\n"
         "  qfleet data collect CartPole-v1 data/random --episodes 200\n"
-        "  qfleet data collect latest data/noisy --policy epsilon=0.1 --steps 50_000"
+        "  qfleet data collect latest data/noisy --policy epsilon=0.1 --steps 50_000\n"
+        "  qfleet data collect CartPole-v1 data/mix --policy random:1 --policy latest,epsilon=0.1:3 --episodes 200"
     ),
 )
 app.command(inspect, help_epilogue="Example:\n  qfleet data inspect data/random")

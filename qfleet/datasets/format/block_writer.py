@@ -32,7 +32,7 @@ WRITE_SECONDS = 600  # more than a store may take for one file with all its retr
 
 @dataclass(eq=False)
 class BlockWriter:
-    """Writes blocks into data files `data/all-NUMBER.parquet`, at most `file_bytes` each if they fit.
+    """Writes blocks into data files `data/PREFIXall-NUMBER.parquet`, at most `file_bytes` each if they fit.
 
     In memory are the blocks of one file that is not full, and those of one that is being written.
     """
@@ -41,6 +41,7 @@ class BlockWriter:
     description: Description
     seed: int | None = None
     file_bytes: int = FILE_BYTES
+    prefix: str = ""
     number: int = 0  # of the next file
     waiting: list[EpisodeBlock] = field(default_factory=list)  # of the file that is not full
     finished: list[WrittenFiles] = field(default_factory=list)
@@ -68,7 +69,7 @@ class BlockWriter:
         if not self.waiting:
             return
         blocks = self.waiting
-        name = f"data/all-{self.number:05d}.parquet"
+        name = f"data/{self.prefix}all-{self.number:05d}.parquet"
         self.restart(self.number + 1)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "data-writer")
