@@ -172,7 +172,7 @@ def select(results: Sequence[Result], described: dict[str, Any], algorithm: str 
 def verdict_lines(verdicts: Sequence[dict[str, Any]]) -> str:
     """Met or missed, a line each."""
     lines = [
-        f"- {each['env']}, {each['data']}: final CQL {report.shown(each['mean'])} (mean of {each['seeds']} seeds) >= "
+        f"- {each['env']}, {each['data']}: final CQL {report.shown(each['mean'])} ({each['seeds']} seeds) >= "
         f"{each['bar']} ({report.shown(each['least'])}): {'met' if each['met'] else '**missed**'}"
         for each in verdicts
     ]

@@ -40,7 +40,7 @@ def test_the_table_shows_the_last_and_the_best_checkpoint() -> None:
     text = offline.page([described()], [result("CQL", 1, 450.0), result("CQL", 2, 340.0)])
     assert "final | each seed | best checkpoint | each seed" in text
     assert "395.0 [340.0, 450.0] | 450.0, 340.0 | 402.0 [347.0, 457.0] | 457.0, 347.0" in text
-    assert "CartPole-v1, replay: final CQL 395.0 (mean of 2 seeds) >= 400 (400.0): **missed**" in text
+    assert "CartPole-v1, replay: final CQL 395.0 (2 seeds) >= 400 (400.0): **missed**" in text
 
 
 def test_results_of_other_data_or_settings_do_not_count() -> None:
