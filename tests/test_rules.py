@@ -46,6 +46,7 @@ OTHER_FILES = {
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
     "qfleet/watch/new_run_dir.py": "makes the folder of a new run",
     "qfleet/datasets/storage/content_cache.py": "makes the folder of the cache, and reads the ages of its files",
+    "qfleet/datasets/storage/array_cache.py": "makes the folder of the cache",
     "qfleet/datasets/storage/local_folder.py": "makes the folder of a data set",
     "qfleet/workflow/stages.py": "makes the folder of a workflow",
     "qfleet/watch/run_listing.py": "removes the folder of an empty group",

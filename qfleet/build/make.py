@@ -54,7 +54,7 @@ def join_components(
     bonus = make_count_bonus(plan, stored, stream(plan.seed, NOVELTY)) if counts else None
     batch_source = make_batch_source(own, replay, learners[0], own.env.num, bonus)
     if mixes_data(plan):
-        from qfleet.build.prefill import use_recorded_share  # an extra
+        from qfleet.build.offline.prefill import use_recorded_share  # an extra
 
         use_recorded_share(plan, batch_source, replay)
     learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)

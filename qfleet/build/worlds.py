@@ -27,7 +27,7 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     Of a data set it is the recorded world, which nobody acts in.
     """
     if learns_from_data(plan):
-        from qfleet.build.offline import make_recorded_world  # an extra
+        from qfleet.build.offline.plan_dataset import make_recorded_world  # an extra
 
         return make_recorded_world(plan)
     if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
@@ -40,12 +40,12 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
 def resolve_data(plan: Plan, spec: Spec, make: EnvMaker | None) -> tuple[Plan, list[str]]:
     """The plan with what its data set decides, and notes about it; other plans as they are."""
     if begins_with_data(plan):
-        from qfleet.build.prefill import resolve_prefill  # an extra
+        from qfleet.build.offline.prefill import resolve_prefill  # an extra
 
         return resolve_prefill(plan, spec)
     if not learns_from_data(plan):
         return plan, []
-    from qfleet.build.offline import resolve_offline  # an extra
+    from qfleet.build.offline.plan_dataset import resolve_offline  # an extra
 
     return resolve_offline(plan, make)
 

@@ -189,7 +189,7 @@ def prepare_components(
     plan = resolve(recorded, world.spec)
     plan, data_notes = resolve_data(plan, world.spec, custom_parts.eval_maker)
     if plan.save.dataset is not None:
-        from qfleet.build.run_recorder import resolve_recording  # an extra
+        from qfleet.build.offline.run_recorder import resolve_recording  # an extra
 
         plan = resolve_recording(plan, world.spec)
     require_eval_env(plan, custom_parts.eval_env, world.spec)
@@ -210,11 +210,11 @@ def prepare_components(
 def begin_with_data(components: Components) -> None:
     """Give a new run what it takes from its data set: means and deviations, or the first steps in its replay."""
     if learns_from_data(components.plan) and components.plan.env.normalize != "off":
-        from qfleet.build.data_statistics import use_data_statistics  # an extra
+        from qfleet.build.offline.data_statistics import use_data_statistics  # an extra
 
         use_data_statistics(components)
     if begins_with_data(components.plan):
-        from qfleet.build.prefill import fill_replay  # an extra
+        from qfleet.build.offline.prefill import fill_replay  # an extra
 
         fill_replay(components)
 
@@ -245,7 +245,7 @@ def make_components_here(
 
         components = components_for(plan, world, custom_parts, endpoint)
     if plan.save.dataset is not None:
-        from qfleet.build.run_recorder import record_into  # an extra
+        from qfleet.build.offline.run_recorder import record_into  # an extra
 
         record_into(components, world)
     return components

@@ -116,7 +116,7 @@ def test_without_its_environment_a_run_is_judged_on_recorded_episodes(tmp_path: 
 def test_held_out_errors_are_those_computed_by_hand(tmp_path: Path) -> None:
     """With all weights zero every value is zero, and so the error of a step is its reward."""
     from qfleet.build.make import make_components
-    from qfleet.build.offline import make_recorded_world, resolve_offline
+    from qfleet.build.offline.plan_dataset import make_recorded_world, resolve_offline
     from qfleet.build.resolve import resolve
     from qfleet.training.evaluation.held_out import HeldOutEvaluator
 

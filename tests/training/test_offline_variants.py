@@ -145,7 +145,7 @@ def test_one_learner_and_two_normalise_alike(prepared: Path, tmp_path: Path) -> 
 def test_held_out_errors_are_of_scaled_rewards(tmp_path: Path) -> None:
     """With all weights zero every value is zero, so the error of a step is its reward as it is learned from."""
     from qfleet.build.make import make_components
-    from qfleet.build.offline import make_recorded_world, resolve_offline
+    from qfleet.build.offline.plan_dataset import make_recorded_world, resolve_offline
     from qfleet.build.resolve import resolve
     from qfleet.distributed.local_run import begin_with_data
     from qfleet.training.evaluation.held_out import HeldOutEvaluator

@@ -11,6 +11,16 @@ from qfleet.replay.kernels import Arrays, NStep, stack_into
 
 
 @njit(cache=True)
+def copy_rows(frames: Array, places: Array, rows: Array, out: Array) -> None:
+    """Copy observations of these rows to these places of a batch."""
+    width = frames.shape[1]
+    for i in range(places.shape[0]):
+        at = places[i]
+        for d in range(width):
+            out[at * width + d] = frames[rows[at], d]
+
+
+@njit(cache=True)
 def cut_rows(
     columns: Arrays, items: Array, numbers: Array, places: Array, n_step: NStep, depth: int, out: Arrays
 ) -> None:
@@ -23,7 +33,6 @@ def cut_rows(
     out_obs, out_action, out_reward, out_discount, out_next, out_rows, out_ends = out
     n, gamma, clip = n_step
     num = numbers.shape[0]
-    width = frames.shape[1]
     for i in range(num):
         out_rows[places[i]] = items[numbers[i]]
     for i in range(num):
@@ -50,11 +59,8 @@ def cut_rows(
         out_discount[at] = product
         out_ends[at] = end
     if depth == 1:
-        for i in range(num):
-            at = places[i]
-            for d in range(width):
-                out_obs[at * width + d] = frames[out_rows[at], d]
-                out_next[at * width + d] = frames[out_ends[at], d]
+        copy_rows(frames, places, out_rows, out_obs)
+        copy_rows(frames, places, out_ends, out_next)
         return
     overlap = out_next.shape[0] == 0
     stacked = depth + 1 if overlap else depth

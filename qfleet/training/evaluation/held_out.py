@@ -9,7 +9,7 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.build.components import Components
-from qfleet.build.offline import open_plan_dataset
+from qfleet.build.offline.plan_dataset import open_plan_dataset
 from qfleet.data import Array, Batch, Sequences
 from qfleet.datasets.format import Dataset, Split
 from qfleet.learn import Learner

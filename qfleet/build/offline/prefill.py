@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from qfleet.build.components import Components
-from qfleet.build.offline import require_room
+from qfleet.build.offline.plan_dataset import require_room
 from qfleet.build.seeds import RECORDED, stream
 from qfleet.data import Rollout, Spec
 from qfleet.datasets.format import DataFile, Dataset, open_dataset

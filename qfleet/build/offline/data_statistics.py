@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from qfleet.build.components import Components
-from qfleet.build.offline import open_plan_dataset
+from qfleet.build.offline.plan_dataset import open_plan_dataset
 from qfleet.data import Array, Spec
 from qfleet.datasets.format import DataFile, Dataset, Moments, merge_moments, moments_of, spec_columns
 from qfleet.learn import Learner
