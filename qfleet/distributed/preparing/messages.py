@@ -7,16 +7,16 @@ import numpy as np
 from qfleet.data.wire_format import Arrays, Message
 
 
-class DoWork(Message):
-    """Do the work of an order, the array `bytes`. Reply: WorkDone."""
+class DoOrder(Message):
+    """Do the work of an order, the array `bytes`. Reply: OrderDone."""
 
 
-class WorkDone(Message):
+class OrderDone(Message):
     """The answer is the array `bytes`."""
 
 
-PreparingRequest: TypeAlias = DoWork
-PreparingReply: TypeAlias = WorkDone
+PreparingRequest: TypeAlias = DoOrder
+PreparingReply: TypeAlias = OrderDone
 
 
 def as_arrays(content: bytes) -> Arrays:

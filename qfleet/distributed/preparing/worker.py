@@ -4,7 +4,7 @@ from typing import Any
 
 from qfleet.data.wire_format import Arrays, Parts
 from qfleet.datasets.prepare import Work
-from qfleet.distributed.preparing.messages import WorkDone, as_arrays, content_of
+from qfleet.distributed.preparing.messages import OrderDone, as_arrays, content_of
 from qfleet.distributed.worker.serve import serve
 from qfleet.distributed.worker.transport import RingTransport
 
@@ -17,7 +17,7 @@ class PreparingWorker:
 
     def handle(self, message: Any, arrays: Arrays) -> Parts:
         """The answer to an order."""
-        return WorkDone(), as_arrays(self.work(content_of(arrays)))
+        return OrderDone(), as_arrays(self.work(content_of(arrays)))
 
     def work_when_idle(self) -> bool:
         """There is nothing to do between orders."""
