@@ -7,7 +7,7 @@ import numpy as np
 from qfleet.data.wire_format import Arrays, Message
 
 
-class DoWork(Message):
+class DoOrder(Message):
     """Do the work of an order, the array `bytes`. Reply: OrderDone."""
 
 
@@ -15,7 +15,7 @@ class OrderDone(Message):
     """The answer is the array `bytes`."""
 
 
-PreparingRequest: TypeAlias = DoWork
+PreparingRequest: TypeAlias = DoOrder
 PreparingReply: TypeAlias = OrderDone
 
 

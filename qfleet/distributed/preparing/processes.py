@@ -8,7 +8,7 @@ from multiprocessing.connection import wait
 from typing import TypeAlias
 
 from qfleet.datasets.prepare import Work
-from qfleet.distributed.preparing.messages import DoWork, PreparingReply, PreparingRequest, as_arrays, content_of
+from qfleet.distributed.preparing.messages import DoOrder, PreparingReply, PreparingRequest, as_arrays, content_of
 from qfleet.distributed.preparing.worker import preparing_main
 from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.distributed.worker.local import MIN_SLOT_BYTES, RingSizes, launch_local
@@ -91,7 +91,7 @@ class _Shift:
             if worker.ready and worker.number not in self.doing and self.waiting:
                 order = self.waiting.popleft()
                 self.doing[worker.number] = (order, SilenceTimer(time.monotonic()))
-                worker.ask(DoWork(), as_arrays(self.orders[order]))
+                worker.ask(DoOrder(), as_arrays(self.orders[order]))
         except WorkerLost as cause:
             self._replace(worker, cause)
 

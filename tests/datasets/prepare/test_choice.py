@@ -1,3 +1,5 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,3 +59,25 @@ def test_capacities_and_groups_are_checked() -> None:
             parse_capacities(shards, text)
     with pytest.raises(UsageError, match="--group user"):
         require_group("user")
+
+
+def test_shards_end_together_though_one_node_has_half_of_the_speed(tmp_path: Path) -> None:
+    """Four readers, the last at half the pace: each waits for as long as its steps take it."""
+    dataset = make_dataset(tmp_path / "a", [3 + at % 17 for at in range(600)], file_bytes=20_000)
+    speeds = (1.0, 1.0, 1.0, 0.5)
+    prepare_dataset(dataset, str(tmp_path / "b"), PreparePlan(capacities=speeds, file_bytes=10_000))
+    prepared = open_dataset(str(tmp_path / "b"))
+
+    def read(shard: int) -> float:
+        begun = time.monotonic()
+        due = begun
+        for file in prepared.files("train"):
+            if file.name.startswith(f"data/s{shard:03d}-"):
+                for rows in prepared.rows(file):
+                    due += int((~rows.last).sum()) / (1_000 * speeds[shard])
+                    time.sleep(max(0.0, due - time.monotonic()))
+        return time.monotonic() - begun
+
+    with ThreadPoolExecutor(4) as pool:
+        seconds = list(pool.map(read, range(4)))
+    assert min(seconds) > 0.9 * max(seconds)
