@@ -37,9 +37,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
         for _ in range(rounds):
             limit = play(plan, steps)
             ours = record(plan, steps)
-            found.append(
-                {"row": f"collect {name}", "unit": "env steps/s", "ours": ours, "limit": limit, "bar": BAR}
-            )
+            found.append({"row": f"collect {name}", "unit": "env steps/s", "ours": ours, "limit": limit, "bar": BAR})
     return found
 
 

@@ -179,6 +179,8 @@ class Trainer:
         for fault in tick.stats.get("faults", ()):
             self.run_log.faults.env_fault(fault)
             self.run_log.mark_inexact([ENV_FAULT])
+        for text in tick.stats.get("warnings", ()):
+            self.run_log.warn(text)
         if "reset" in tick.stats:
             number = tick.stats["reset"]
             self.run_log.log_change("reset", f"reset {number} of the network", number=number)

@@ -35,18 +35,45 @@ def prepare(
     *,
     split: Annotated[str, Parameter(help="Percentages of train, validation and test.")] = "80/10/10",
     salt: Annotated[str, Parameter(help="Another salt makes another split.")] = "qfleet",
-    group: Annotated[str, Parameter(help="Keep episodes of one seed, world or behaviour in one split.")] = "",
+    group: Annotated[
+        str, Parameter(help="Keep episodes of one seed, world, behaviour or key (of --keys) in one split.")
+    ] = "",
+    strata: Annotated[
+        str,
+        Parameter(help="Each split gets its share of every kind: return:4 (quantiles), world, behaviour, seed, key."),
+    ] = "",
+    keys: Annotated[str | None, Parameter(help="CSV file of id,key.", metavar="FILE")] = None,
     unique: Annotated[bool, Parameter(help="Leave out episodes with equal content.", show_default=False)] = False,
     shards: Annotated[str | None, Parameter(help="Divide the training split into N shards.", metavar="N")] = None,
-    capacity: Annotated[str | None, Parameter(help="Speeds of their nodes: 1,1,0.5.", metavar="LIST")] = None,
+    capacity: Annotated[
+        str | None, Parameter(help="Speeds of their nodes: 1,1,0.5, or measured.", metavar="LIST")
+    ] = None,
+    engine: Annotated[str, Parameter(help="local, ray or spark: the result is the same.")] = "local",
+    jobs: Annotated[str | None, Parameter(help="Processes (one per core).", metavar="N")] = None,
+    address: Annotated[str | None, Parameter(help="Of a Ray cluster.", metavar="HOST:PORT")] = None,
+    file_bytes: Annotated[
+        str | None, Parameter(help="Size of files before compression (67108864).", metavar="N")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Split a data set by its episodes, and compute the statistics of every split."""
-    from qfleet.datasets.prepare import PreparePlan, parse_capacities, parse_split, prepare_dataset, require_group
+    from qfleet.cli.offline.preparing import PrepareOptions, prepare_by_options
 
-    capacities = parse_capacities(parse_count("--shards", shards), capacity)
-    plan = PreparePlan(parse_split(split, salt), group=require_group(group), unique=unique, capacities=capacities)
-    prepare_dataset(_open(url), target, plan)
+    options = PrepareOptions(
+        split=split,
+        salt=salt,
+        group=group,
+        strata=strata,
+        keys=keys,
+        unique=unique,
+        shards=parse_count("--shards", shards),
+        capacity=capacity,
+        engine=engine,
+        jobs=parse_count("--jobs", jobs),
+        address=address,
+        file_bytes=parse_count("--file-bytes", file_bytes, example=16_000_000),
+    )
+    prepare_by_options(_open(url), target, options)
     return inspect(target, json=json)
 
 
@@ -71,7 +98,14 @@ app.command(
     help_epilogue="Examples:\n  qfleet data inspect data/random\n  qfleet data inspect data/prepared --plot data.png",
 )
 app.command(validate, help_epilogue="Example:\n  qfleet data validate data/random")
-app.command(prepare, help_epilogue="Example:\n  qfleet data prepare data/random data/prepared --split 80/10/10")
+app.command(
+    prepare,
+    help_epilogue=(
+        "Examples:\n"
+        "  qfleet data prepare data/random data/prepared --split 80/10/10\n"
+        "  qfleet data prepare data/random data/shards --shards 4 --capacity 1,1,1,0.5 --strata return:4"
+    ),
+)
 app.command(
     import_,
     name="import",

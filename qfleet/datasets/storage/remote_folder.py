@@ -3,7 +3,7 @@
 A request that fails for a passing reason is repeated, at most `ATTEMPTS` times and at most for `TOTAL_SECONDS`; one
 that writes many bytes has a second more for each `SLOWEST_BYTES`. Files are read in pieces, each a request. A body is
 whole or an error: its length is compared with that of the object. Credentials are found by the store's own library
-in its own places (environment, profile, instance); qfleet neither reads nor prints nor stores them.
+in its own places (environment, profile, instance); qfleet neither prints nor stores them.
 """
 
 import io
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from qfleet.errors import QfleetError, StorageError
+from qfleet.errors import QfleetError, StorageError, redacted
 
 ATTEMPTS = 6
 TOTAL_SECONDS = 120.0
@@ -217,6 +217,6 @@ def passing(error: Exception) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """Why a request failed, in a line; a library's text about credentials names no value of them."""
-    text = " ".join(str(error).split())[:300].rstrip(".")
+    """Why a request failed, in a line without secrets: a store may repeat what it was sent."""
+    text = redacted(" ".join(str(error).split()))[:300].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -199,6 +199,8 @@ class LearnerWorker:
         self.leave_group()
         if self.actor_learner is not None:
             self.actor_learner.close()
+        if self.dataset_source is not None:
+            self.dataset_source.close()
 
 
 def handle_as_actor_learner(worker: LearnerWorker, message: messages.LearnerRequest, arrays: Arrays) -> Parts:

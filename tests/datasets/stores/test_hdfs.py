@@ -13,6 +13,7 @@ import pytest
 
 from qfleet.datasets.format import open_dataset
 from qfleet.datasets.inspect import validate_dataset
+from qfleet.datasets.prepare import PreparePlan, prepare_dataset
 from qfleet.datasets.storage import open_place, remote_folder
 from qfleet.errors import StorageError
 from tests.datasets.stores.commands import COLLECT, Commands
@@ -202,22 +203,33 @@ def test_a_datanode_killed_while_reading(url: str, hdfs: HdfsCluster, monkeypatc
 
 
 def test_a_datanode_killed_while_writing_leaves_no_data_set(
-    url: str, hdfs: HdfsCluster, tmp_path: Path, commands: Commands
+    url: str, hdfs: HdfsCluster, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = make_dataset(tmp_path / "raw", [50] * 300, file_bytes=20_000)
-    prepare = ("data", "prepare", str(tmp_path / "raw"), f"{url}/ready")
-    process = commands.start(*prepare)
-    wait_for_files(url, process)
-    hdfs.kill(DATANODE)
-    code, output = commands.finish(process)
-    assert code == 5, output
-    assert "cannot be written" in output
+    written: list[str] = []
+    kept = remote_folder.RemoteFolder.write
+
+    def write_then_kill(self: remote_folder.RemoteFolder, name: str, data: bytes) -> None:
+        kept(self, name, data)
+        written.append(name)
+        if len(written) == 3:
+            hdfs.kill(DATANODE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_folder, "TOTAL_SECONDS", 15.0)
+        patch.setattr(remote_folder.RemoteFolder, "write", write_then_kill)
+        begin = time.monotonic()
+        with pytest.raises(StorageError, match="cannot be written") as caught:
+            prepare_dataset(local, f"{url}/ready", PreparePlan())
+        assert caught.value.exit_code == 5
+        assert time.monotonic() - begin < 60
+    assert open_place(f"{url}/ready").names() == sorted(written)
     code, output = commands.run("data", "inspect", f"{url}/ready")
     assert code == 5
     assert "there is no data set" in output
     hdfs.start(DATANODE)
     hdfs.wait_until_writable()
-    require_same(commands, prepare, local.place.url, url)
+    require_same(commands, ("data", "prepare", str(tmp_path / "raw"), f"{url}/ready"), local.place.url, url)
 
 
 def test_a_writer_that_is_killed_leaves_no_data_set(url: str, tmp_path: Path, commands: Commands) -> None:

@@ -46,6 +46,7 @@ def data(tmp_path: Path) -> Path:
 
 def plan_for(data: Path, num: int, **more: Any) -> Plan:
     settings = {"replay.type": "dataset", "replay.path": str(data), "replay.split": "all", "learners.num": num}
+    settings |= {"replay.open_shards": 4}  # the same for every number of learners
     settings |= {"algo.batch_size": 24, "net.torso.type": "mlp", "net.torso.sizes": (8,), "runtime.threads": 1}
     settings |= {"runtime.compile": False, "runtime.precision": "float32", "optim.learning_rate": 1e-4}
     return make_plan("Logs-v0", overrides=settings | more)
@@ -102,7 +103,7 @@ def test_two_learners_of_half_a_batch_are_one_learner_of_the_whole(
         torch.testing.assert_close(weights(group.learner), weights(one), rtol=1e-3, atol=1e-5)
     used = Counter(position for update in dealt for rank in update for position in rank)
     assert used == Counter(range(240))
-    assert all(len(rank) == 12 for update in dealt for rank in update)
+    assert all(10 <= len(rank) <= 14 for update in dealt for rank in update)
 
 
 def test_a_lost_learners_part_is_read_by_the_others(data: Path, dealt: list[list[list[int]]]) -> None:
