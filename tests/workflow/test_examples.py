@@ -37,15 +37,6 @@ def test_the_example_of_cartpole_learns_from_random_play(tmp_path: Path) -> None
     assert sum(stage["seconds"] for stage in report["stages"]) < 180
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_example_of_minatar_is_better_than_its_data(tmp_path: Path) -> None:
-    """MinAtar/Breakout-v1, seed 1: the interval of 50 test episodes is above the mean return of the data."""
-    pytest.importorskip("minatar", reason="the extra minatar is not installed")
-    report = example("workflow_minatar.toml", tmp_path / "out")
-    assert report["test"]["low"] > report["data"]["all"]["return"]["mean"]
-
-
 def block(start: str) -> str:
     """The block of docs/workflow.md that begins with this line."""
     found = re.search(rf"```\w+\n({re.escape(start)}.*?)```", PAGE, re.DOTALL)
