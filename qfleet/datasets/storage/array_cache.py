@@ -37,6 +37,7 @@ POLL_SECONDS = 0.02
 SPARE_BYTES = 256 << 20  # that stay free on the disk
 SUFFIX = ".arrays"
 LOCK = ".lock"
+ROOM = "room"  # the lock of who makes room
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]
 
 
@@ -97,7 +98,6 @@ class ArrayCache:
                     return found
                 if not mine:
                     return None
-                self._make_room(header.bytes)
                 self._write(header, fill)
         except OSError as error:
             self._without(error.strerror or str(error))
@@ -140,9 +140,8 @@ class ArrayCache:
         return views(memory, header)
 
     def _write(self, header: ArrayHeader, fill: Callable[[Arrays], None]) -> None:
-        draft, file = self._new_draft(header.key)
+        draft, file = self._room_for(header)
         try:
-            os.posix_fallocate(file, 0, header.bytes)  # a full disk is noticed here, not when the map is written to
             memory = mmap.mmap(file, header.bytes)
             fill_map(memory, header, fill)
             rename_inside(self.folder, draft, header.key + SUFFIX)
@@ -153,6 +152,19 @@ class ArrayCache:
             raise
         finally:
             os.close(file)
+
+    def _room_for(self, header: ArrayHeader) -> tuple[str, int]:
+        """A new file of the size of the header; one process at a time makes room, so that the bound is kept."""
+        with self._locked(ROOM):
+            self._make_room(header.bytes)
+            draft, file = self._new_draft(header.key)
+            try:
+                os.posix_fallocate(file, 0, header.bytes)  # a full disk is noticed here, not when the map is written to
+            except OSError:
+                remove_file(self.folder, draft)
+                os.close(file)
+                raise
+        return draft, file
 
     def _new_draft(self, key: str) -> tuple[str, int]:
         """The name and the descriptor of a new file, locked so that nobody takes it for that of a killed process."""
@@ -172,7 +184,7 @@ class ArrayCache:
         try:
             mine = self._lock_in_time(file)
             yield mine
-            if mine:
+            if mine and key != ROOM:
                 with suppress(OSError):
                     remove_file(self.folder, name)
         finally:
