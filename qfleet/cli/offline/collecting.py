@@ -84,7 +84,7 @@ def collect(
         progress.end()
     if quiet:
         return 0
-    from qfleet.cli.offline.data import inspect
+    from qfleet.cli.offline.inspect import inspect
 
     return inspect(url, json=json)
 

@@ -66,7 +66,8 @@ def evaluate_on_data(
     spec = require_policy(plan, policy, dataset)
     gamma = plan.algo.discount
     episodes = read_episodes(valued_episodes(policy, spec, dataset, settings), settings, show)
-    learned = [learned_from(plan, each) for each in episodes]
+    scale = 1.0 if policy.net.rewards is None else policy.net.rewards.scale()
+    learned = [learned_from(plan, each, scale) for each in episodes]
     returns = np.array([each.returns(gamma)[0] for each in episodes])
     fit = FittedQSettings(gamma, settings.fit_seeds, settings.fit_updates, seed=settings.seed)
     found = {**td_errors(learned, gamma, settings.seed), **agreement(episodes, settings.seed)}
@@ -117,9 +118,10 @@ def require_policy(plan: Plan, policy: Policy, dataset: Dataset) -> Spec:
     return spec
 
 
-def learned_from(plan: Plan, episode: ValuedEpisode) -> ValuedEpisode:
-    """The episode with rewards as the plan learns from them: values are in their units."""
-    return replace(episode, reward=np.clip(episode.reward, -1.0, 1.0)) if plan.env.clip_reward else episode
+def learned_from(plan: Plan, episode: ValuedEpisode, scale: float = 1.0) -> ValuedEpisode:
+    """The episode with rewards as the plan learns from them, clipped and scaled: values are in their units."""
+    reward = np.clip(episode.reward, -1.0, 1.0) if plan.env.clip_reward else episode.reward
+    return replace(episode, reward=reward * scale)
 
 
 def read_episodes(found: Iterator[ValuedEpisode], settings: OnDataSettings, show: Show) -> list[ValuedEpisode]:
