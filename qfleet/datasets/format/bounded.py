@@ -7,6 +7,8 @@ dictionaries, so that a long one is in memory once, however many rows it has.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.pages import chunk_bytes
 
@@ -89,6 +91,6 @@ def text_list(column: Any) -> list[str]:
     """The texts of a column that is in dictionaries, each in memory once."""
     found: list[str] = []
     for chunk in column.chunks:
-        values = chunk.dictionary.to_pylist()
-        found += [values[at] for at in chunk.indices.to_pylist()]
+        values = np.array(chunk.dictionary.to_pylist(), np.object_)
+        found += values[chunk.indices.to_numpy(zero_copy_only=False)].tolist()
     return found

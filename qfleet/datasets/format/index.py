@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.bounded import BoundedParquet, text_list
@@ -13,6 +13,26 @@ from qfleet.datasets.format.manifest import DataFile
 
 ROW_BYTES = 128
 HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class EpisodePlace(Protocol):
+    """Where an episode is in its file."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def row_group(self) -> int:
+        """Its row group."""
+
+    @property
+    def row(self) -> int:
+        """The first of its rows, counted in the file."""
+
+    @property
+    def length(self) -> int:
+        """Steps."""
 
 
 @dataclass(frozen=True, slots=True)

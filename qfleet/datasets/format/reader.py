@@ -1,17 +1,18 @@
 """Reading a data set: one version of it, every file checked against the manifest. Memory: one file at a time."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.bounded import BoundedParquet
 from qfleet.datasets.format.episode import RecordedEpisode
-from qfleet.datasets.format.index import IndexRow, index_problem, read_index
+from qfleet.datasets.format.index import EpisodePlace, IndexRow, index_problem, read_index
 from qfleet.datasets.format.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -91,11 +92,16 @@ class Dataset:
 
     def rows(self, file: DataFile) -> Iterator[StepRows]:
         """The rows of a data file, a row group at a time; they are whole episodes, those of the index."""
+        for _, rows in self.tables(file, self.indexed(file)):
+            yield rows
+
+    def tables(self, file: DataFile, episodes: Iterable[EpisodePlace]) -> Iterator[tuple[Any, StepRows]]:
+        """The Arrow table and the rows of each row group of a data file, which must hold these episodes."""
         layout = self.manifest.layout
-        known = iter(self.indexed(file))
+        known = iter(episodes)
         begin = 0
         with ClearErrors(self.place, file.name):
-            for group, rows in enumerate(self.row_groups(file)):
+            for group, (table, rows) in enumerate(self._groups(file)):
                 if problems := rows.problems() or rows.value_problems(layout.num_actions, self.ranges):
                     raise ValueError(f"row group {group}, {problems[0]}")
                 for start, end in pairwise(rows.starts()):
@@ -103,17 +109,21 @@ class Dataset:
                     if difference := index_difference(next(known, None), rows.episode[start], place):
                         raise ValueError(difference)
                 begin += len(rows.t)
-                yield rows
+                yield table, rows
             if missing := next(known, None):
                 raise ValueError(f"it lacks the episode {missing.id!r} of the index")
 
     def row_groups(self, file: DataFile) -> Iterator[StepRows]:
         """The rows of a data file, a row group at a time, as they are: nothing but their types is checked."""
+        for _, rows in self._groups(file):
+            yield rows
+
+    def _groups(self, file: DataFile) -> Iterator[tuple[Any, StepRows]]:
         layout = self.manifest.layout
         with ClearErrors(self.place, file.name):
             parquet = BoundedParquet(self.read(file), layout.schema(), file.rows, layout.row_bytes)
             for table in parquet.groups():
-                yield read_rows(table, layout)
+                yield table, read_rows(table, layout)
 
     def indexed(self, file: DataFile) -> list[IndexRow]:
         """The episodes of a data file, as the index lists them."""
@@ -152,7 +162,7 @@ class Dataset:
         return next(episode for episode in self.episodes(file) if episode.id == id)
 
 
-def index_difference(row: IndexRow | None, id: str, place: tuple[int, int, int]) -> str | None:
+def index_difference(row: EpisodePlace | None, id: str, place: tuple[int, int, int]) -> str | None:
     """Why an episode is not the one that the index lists: its row group, its first row in the file, and its length."""
     if row is None or row.id != id:
         return f"the index does not list its episode {id!r} in this place"

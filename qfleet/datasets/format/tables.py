@@ -115,6 +115,8 @@ class StepRows:
 
     def problems(self) -> list[RowProblem]:
         """Why these rows are not whole episodes, one after the other; nothing if they are."""
+        if self._are_whole_episodes():
+            return []
         starts = self.starts()
         if not len(self.t) or starts[0] != 0:
             name = self.episode[0] if self.episode else ""
@@ -123,6 +125,25 @@ class StepRows:
         for begin, end in pairwise(starts):
             found += [RowProblem(self.episode[begin], row, text) for row, text in self._problems_of(begin, end)]
         return found
+
+    def _are_whole_episodes(self) -> bool:
+        """The same question for all rows at once, as it is asked of every row that is read."""
+        starts = np.flatnonzero(self.t == 0)
+        ends = np.append(starts[1:], len(self.t))
+        lengths = ends - starts
+        if not len(self.t) or len(starts) == 0 or starts[0] != 0 or lengths.min() < 2:
+            return False
+        in_order = bool((self.t == np.arange(len(self.t)) - np.repeat(starts, lengths)).all())
+        last = np.flatnonzero(self.last)
+        if not in_order or len(last) != len(ends) or (last != ends - 1).any():
+            return False
+        if not np.isin(np.flatnonzero(self.terminated | self.truncated), ends - 2).all():
+            return False
+        unknown = np.isnan(self.probability)
+        if self.odd_values or not (unknown == np.repeat(unknown[starts], lengths))[~self.last].all():
+            return False
+        spans = zip(starts.tolist(), ends.tolist(), strict=True)
+        return all(self.episode[begin:end].count(self.episode[begin]) == end - begin for begin, end in spans)
 
     def _first(self, rows: Array, text: str) -> RowProblem:
         at = int(np.argmax(rows))
@@ -149,7 +170,7 @@ class StepRows:
         }
         for name, array in self.observations.items():
             flat = array.reshape(len(array), -1)
-            if array.dtype.kind == "f":
+            if array.dtype.kind == "f" and not np.isfinite(flat).all():
                 checks[f"{name} holds a number that is not finite"] = np.asarray((~np.isfinite(flat)).any(axis=1))
             if name in ranges:
                 low, high = ranges[name]

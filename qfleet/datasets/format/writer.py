@@ -151,7 +151,7 @@ class EpisodeWriter:
         number = self._numbers.get(split, 0)
         self._numbers[split] = number + 1
         name = f"data/{self.prefix}{split}-{number:05d}.parquet"
-        entry = _put(self.place, name, file.end())
+        entry = put_file(self.place, name, file.end())
         steps = sum(episode.num_steps for episode, _, _ in file.index)
         entry = msgspec.structs.replace(entry, rows=file.rows, episodes=len(file.index), steps=steps, split=split)
         rows = [_index_row(episode, name, group, row, split, self.description) for episode, group, row in file.index]
@@ -160,10 +160,15 @@ class EpisodeWriter:
 
 
 def _open_file(layout: Layout) -> _OpenFile:
+    return _OpenFile(layout, *open_parquet(layout.schema()))
+
+
+def open_parquet(schema: Any, *, store_schema: bool = True) -> tuple[Any, Any]:
+    """A buffer in memory, and the Parquet writer of a data file in it; Arrow's schema may be beside it."""
     pa = require_arrow()
     sink = pa.BufferOutputStream()
     options = {"compression": "zstd", "compression_level": LEVEL, "use_dictionary": ["episode"]}
-    return _OpenFile(layout, sink, pa.parquet.ParquetWriter(sink, layout.schema(), **options))
+    return sink, pa.parquet.ParquetWriter(sink, schema, store_schema=store_schema, **options)
 
 
 def _index_row(
@@ -186,7 +191,8 @@ def _index_row(
     )
 
 
-def _put(place: Place, name: str, data: bytes) -> DataFile:
+def put_file(place: Place, name: str, data: bytes) -> DataFile:
+    """Write a file of a data set."""
     place.write(name, data)
     return DataFile(name, len(data), hashlib.sha256(data).hexdigest())
 
@@ -222,8 +228,8 @@ def publish(
         observations=description.observations,
         spaces=description.saved_spaces(),
         files=tuple(written.files),
-        index=_put(place, INDEX, write_index(written.index)),
-        statistics=_put(place, STATISTICS, msgspec.json.encode(written.statistics, order="sorted")),
+        index=put_file(place, INDEX, write_index(written.index)),
+        statistics=put_file(place, STATISTICS, msgspec.json.encode(written.statistics, order="sorted")),
         num_episodes=len(written.index),
         num_steps=sum(file.steps for file in written.files),
         settings=dict(settings),

@@ -70,7 +70,7 @@ def test_a_damaged_data_set_has_exit_code_5(place: Path, capsys: pytest.CaptureF
         (["collect", "CartPole-v1", "raw"], "either --episodes or --steps must be given"),
         (["collect", "CartPole-v1", "raw", "--episodes", "5", "--policy", "greedy"], "needs the policy of a run"),
         (["collect", "CartPole-v1", "raw", "--episodes", "0"], "--episodes 0 is not valid"),
-        (["inspect", "gs://bucket/raw"], "is not a path on this machine"),
+        (["inspect", "gs://bucket/raw"], "cannot be the place of a data set"),
     ],
 )
 def test_wrong_arguments_have_exit_code_2(

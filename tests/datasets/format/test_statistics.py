@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.datasets.format.statistics import (
+    PAIRS_FROM,
     Moments,
+    byte_counts,
     merge_moments,
     merge_statistics,
     moments_of,
@@ -81,3 +83,9 @@ def test_actions_returns_and_lengths_are_counted() -> None:
     assert found.lengths.mean == [3.5]
     assert found.returns.min == [1.0 + 2.0 + 3.0]
     assert merge_statistics([]) is None
+
+
+def test_bytes_are_counted_in_pairs() -> None:
+    values = np.random.default_rng(1).integers(0, 256, PAIRS_FROM + 3, np.uint8)
+    for part in (values, values[1:], values[::2], values[:5]):
+        assert (byte_counts(part) == np.bincount(part, minlength=256)).all()
