@@ -266,7 +266,7 @@ CASES = (
     DataCase("data-large-reward", table_of(DATA, with_value("reward", 8, 1e300)), "not a finite number", OF_DATA),
     DataCase("data-action", table_of(DATA, with_value("action", 8, 2)), "an action is not one of 2", OF_DATA),
     DataCase("data-action-below", table_of(DATA, with_value("action", 8, -(2**63))), "an action is not one", OF_DATA),
-    DataCase("data-probability", table_of(DATA, with_value("probability", 8, 1.5)), "a probability is not", OF_DATA),
+    DataCase("data-probability", table_of(DATA, with_value("probability", 8, 1.5)), "the probability of some", OF_DATA),
     DataCase(
         "episode-cut",
         table_of(DATA, lambda table: table.take([0, 1, 2, 5, 3, 4, *range(6, 72)])),
