@@ -207,7 +207,7 @@ class ReplaySource:
             "refill": self.refill,
             "drawn": asdict(self.drawn),
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
-            **({} if self.recorded is None else {"recorded": {**self.recorded.state_dict(), 'rng': np.random.Generator(np.random.Philox(3)).bit_generator.state}}),
+            **({} if self.recorded is None else {"recorded": self.recorded.state_dict()}),
             **({"first_own": self.first_own} if self.first_own else {}),
         }
 

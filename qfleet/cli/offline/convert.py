@@ -42,7 +42,7 @@ def import_(
     importer = _importer(source, format, column or [], actions, env)
     import_dataset(importer, url)
     _echo_notes(importer.notes())
-    from qfleet.cli.offline.data import inspect
+    from qfleet.cli.offline.inspect import inspect
 
     return inspect(url)
 

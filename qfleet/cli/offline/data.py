@@ -1,15 +1,15 @@
 """`qfleet data`: collect, import, inspect, validate, prepare and export data sets."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
 from qfleet.cli.offline.convert import export, import_
+from qfleet.cli.offline.inspect import inspect, validate
 from qfleet.cli.offline.judge import evaluate_policy_on_data
-from qfleet.cli.output import echo, echo_json, echo_table
-from qfleet.errors import StorageError, UsageError
+from qfleet.errors import UsageError
 from qfleet.plan import read_plan
 
 if TYPE_CHECKING:
@@ -95,67 +95,6 @@ def _collecting_plan(source: str, run: Path | None, settings: tuple[str, ...], s
     return plan if number is None else msgspec.structs.replace(plan, seed=number)
 
 
-def inspect(
-    url: Url,
-    /,
-    *,
-    coverage: Annotated[
-        bool, Parameter(help="Count different pairs of observation and action; reads all files.", show_default=False)
-    ] = False,
-    json: Json = False,
-) -> int:
-    """Show what is in a data set, from its index and statistics."""
-    from qfleet.datasets.inspect import coverage_summary, summarize_dataset
-
-    dataset = _open(url)
-    found = summarize_dataset(dataset)
-    if coverage:
-        found["coverage"] = coverage_summary(dataset)
-    if json:
-        echo_json(found)
-        return 0
-    echo(f"data set {found['url']}", f"version {found['version']}")
-    echo(
-        f"{found['environment']} · {found['episodes']:,} episodes · {found['steps']:,} steps · {found['bytes']:,} bytes"
-    )
-    echo(f"made with {', '.join(f'{name}={value}' for name, value in found['settings'].items())}")
-    header = ("split", "episodes", "steps", "return", "deviation", "length", "actions")
-    echo_table([_split_row(name, each) for name, each in found["splits"].items()], header)
-    if coverage:
-        echo(f"{found['coverage']['pairs']:,} different pairs of observation and action")
-    return 0
-
-
-def _split_row(name: str, split: dict[str, Any]) -> tuple[object, ...]:
-    shares = split["action_shares"]
-    shown = " ".join(f"{share:.1%}" for share in shares[:8]) + (" ..." if len(shares) > 8 else "")
-    returns = split["return"]
-    numbers = (f"{returns['mean']:.4g}", f"{returns['deviation']:.4g}", f"{split['length']['mean']:.4g}")
-    return (name, f"{split['episodes']:,}", f"{split['steps']:,}", *numbers, shown)
-
-
-def validate(url: Url, /, *, json: Json = False) -> int:
-    """Check every hash and every rule of a data set."""
-    from qfleet.datasets.inspect import validate_dataset
-
-    dataset = _open(url)
-    problems = validate_dataset(dataset)
-    if json:
-        echo_json([{"place": each.place, "problem": each.text} for each in problems])
-    elif problems:
-        echo_table([(each.place, each.text) for each in problems])
-    if problems:
-        raise StorageError(
-            f"{dataset.place.url} breaks {len(problems)} rules of the format",
-            f"The first: {problems[0].place}: {problems[0].text}.",
-            "Copy the data set again from its origin, or make it again.",
-        )
-    if not json:
-        manifest = dataset.manifest
-        echo(f"ok: {manifest.num_episodes:,} episodes in {len(manifest.files):,} files, version {dataset.version}")
-    return 0
-
-
 def prepare(
     url: Url,
     target: Annotated[str, Parameter(name="URL2", help="Folder of the prepared data set.")],
@@ -193,7 +132,10 @@ app.command(
         "  qfleet data collect latest data/noisy --policy epsilon=0.1 --steps 50_000"
     ),
 )
-app.command(inspect, help_epilogue="Example:\n  qfleet data inspect data/random")
+app.command(
+    inspect,
+    help_epilogue="Examples:\n  qfleet data inspect data/random\n  qfleet data inspect data/prepared --plot data.png",
+)
 app.command(validate, help_epilogue="Example:\n  qfleet data validate data/random")
 app.command(prepare, help_epilogue="Example:\n  qfleet data prepare data/random data/prepared --split 80/10/10")
 app.command(

@@ -2,12 +2,21 @@
 
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.columns import Column, join_observation, space_columns, spec_columns, split_observation
-from qfleet.datasets.format.episode import RecordedEpisode, episode_problems
+from qfleet.datasets.format.episode import RecordedEpisode
 from qfleet.datasets.format.index import IndexRow
 from qfleet.datasets.format.manifest import DataFile, DatasetManifest, Description, Setting, Split, describe
-from qfleet.datasets.format.reader import Dataset, damaged, open_dataset
-from qfleet.datasets.format.statistics import Moments, Statistics, merge_moments, merge_statistics, moments_of
-from qfleet.datasets.format.tables import StepRows
+from qfleet.datasets.format.reader import Dataset, damaged, index_difference, open_dataset
+from qfleet.datasets.format.sketch import Sketch
+from qfleet.datasets.format.statistics import (
+    Moments,
+    Statistics,
+    merge_moments,
+    merge_statistics,
+    moments_of,
+    statistics_of,
+    statistics_of_episodes,
+)
+from qfleet.datasets.format.tables import RowProblem, StepRows
 from qfleet.datasets.format.writer import (
     FILE_BYTES,
     EpisodeWriter,
@@ -28,14 +37,16 @@ __all__ = [
     "IndexRow",
     "Moments",
     "RecordedEpisode",
+    "RowProblem",
     "Setting",
+    "Sketch",
     "Split",
     "Statistics",
     "StepRows",
     "WrittenFiles",
     "damaged",
     "describe",
-    "episode_problems",
+    "index_difference",
     "join_observation",
     "merge_moments",
     "merge_statistics",
@@ -47,5 +58,7 @@ __all__ = [
     "space_columns",
     "spec_columns",
     "split_observation",
+    "statistics_of",
+    "statistics_of_episodes",
     "write_dataset",
 ]

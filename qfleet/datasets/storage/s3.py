@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from qfleet.datasets.storage.addresses import without_secrets
 from qfleet.datasets.storage.remote_folder import RemoteFolder
 from qfleet.errors import UsageError
 from qfleet.install import install_command
@@ -19,7 +20,7 @@ def open_s3(url: str) -> RemoteFolder:
     parts = found[2].split("/") if found else []
     if found is None or not all(parts) or {".", ".."} & set(parts):
         raise UsageError(
-            "this is no address of a folder in S3: " + re.sub(r"//[^/@]*@", "//", url),
+            "this is no address of a folder in S3: " + without_secrets(url),
             "It has a bucket and a folder, and no user, password or query.",
             "Example: s3://bucket/data/cartpole; credentials come from AWS_PROFILE, ~/.aws or the machine's role.",
         )
