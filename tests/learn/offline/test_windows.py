@@ -198,3 +198,18 @@ def test_steps_are_those_of_an_online_replay(tmp_path: Path, n_step: int, spec: 
     for key, values in expected.items():
         for value, other in zip(values, found[key], strict=True):
             np.testing.assert_array_equal(value, other)
+
+
+def test_the_next_batches_are_those_at_their_positions(tmp_path: Path) -> None:
+    """Several are cut together."""
+    make_dataset(tmp_path / "a", [5, 1, 9, 3, 7, 12], file_bytes=500)
+    source = source_for(plan_for(tmp_path / "a", **VIEW), MEMORY)
+    other = source_for(plan_for(tmp_path / "a", **VIEW), MEMORY)
+    for _ in range(6):
+        batch = source.next_batch(0)
+        expected = other.batch_at(np.sort(batch.ids))
+        order = np.argsort(batch.ids)
+        for name in ("obs", "action", "gain", "last", "reward", "discount", "ahead"):
+            np.testing.assert_array_equal(
+                getattr(batch, name)[:, order], getattr(expected, name)[:, np.argsort(expected.ids)]
+            )
