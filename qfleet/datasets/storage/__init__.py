@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from qfleet.datasets.storage.addresses import SUPPORTED, scheme_of, without_secrets
-from qfleet.datasets.storage.content_cache import ContentCache, user_cache
+from qfleet.datasets.storage.array_cache import ArrayCache
+from qfleet.datasets.storage.content_cache import ContentCache, cache_folder, user_cache
 from qfleet.datasets.storage.hdfs import open_hdfs
 from qfleet.datasets.storage.local_folder import LocalFolder
 from qfleet.datasets.storage.place import Place
@@ -37,4 +38,13 @@ def _advice(scheme: str, text: str) -> str:
     return "Copy the data set to one of these places, and name that one."
 
 
-__all__ = ["ContentCache", "LocalFolder", "Place", "RemoteFolder", "open_place", "user_cache"]
+__all__ = [
+    "ArrayCache",
+    "ContentCache",
+    "LocalFolder",
+    "Place",
+    "RemoteFolder",
+    "cache_folder",
+    "open_place",
+    "user_cache",
+]

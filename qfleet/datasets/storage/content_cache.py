@@ -111,8 +111,13 @@ def try_lock(file: int) -> bool:
     return True
 
 
-def user_cache() -> ContentCache:
-    """The cache of this user on this machine."""
+def cache_folder() -> Path:
+    """The folder of this user's cache on this machine."""
     named = os.environ.get(FOLDER)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return ContentCache(Path(named) if named else home / "qfleet" / "data")
+    return Path(named) if named else home / "qfleet" / "data"
+
+
+def user_cache() -> ContentCache:
+    """The cache of this user on this machine."""
+    return ContentCache(cache_folder())
