@@ -43,7 +43,8 @@ def parse_behaviour(text: str | None, run: Path | None, find: FindRun) -> Behavi
             f"Name a run first, or here: --policy RUN,{text}. Or use --policy random.",
         )
     if not named and not number and text != GREEDY:
-        named, kind = text, GREEDY
+        named = text
+        kind = GREEDY
     elif kind != GREEDY and not number:
         raise UsageError(
             f"--policy {text} is not valid",

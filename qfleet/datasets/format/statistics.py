@@ -34,6 +34,8 @@ class Moments(msgspec.Struct, forbid_unknown_fields=True):
 
 def moments_of(values: Array) -> Moments:  # [N, ...]
     """The moments of N values, element by element; of large ones, of all elements together."""
+    if values.dtype in (np.bool_, np.uint8) and len(values):
+        return _byte_moments(values.view(np.uint8))
     flat = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     if flat.shape[1] > MAX_ELEMENTS:
         flat = flat.reshape(-1, 1)
@@ -45,6 +47,31 @@ def moments_of(values: Array) -> Moments:  # [N, ...]
     low = np.where(count > 0, np.where(finite, flat, np.inf).min(0, initial=np.inf), 0.0)
     high = np.where(count > 0, np.where(finite, flat, -np.inf).max(0, initial=-np.inf), 0.0)
     return Moments(count.tolist(), mean.tolist(), m2.tolist(), low.tolist(), high.tolist(), int((~finite).sum()))
+
+
+def _byte_moments(values: Array) -> Moments:  # [N, ...]
+    """The moments of bytes, by sums of whole numbers."""
+    num_elements = math.prod(values.shape[1:])
+    if num_elements > MAX_ELEMENTS:
+        counts = np.bincount(values.reshape(-1), minlength=256)
+        numbers = np.flatnonzero(counts)
+        total = np.array([counts @ np.arange(256)])
+        squares = np.array([counts @ np.arange(256) ** 2])
+        low = numbers[:1]
+        high = numbers[-1:]
+        num = values.size
+    else:
+        flat = values.reshape(len(values), num_elements)
+        total = np.add.reduce(flat, 0, np.uint64)
+        low = flat.min(0)
+        high = flat.max(0)
+        # The squares of zeros and ones are themselves.
+        squares = total if high.max(initial=0) < 2 else np.add.reduce(flat.astype(np.uint16) ** 2, 0, np.uint64)
+        num = len(flat)
+    mean = total / num
+    m2 = (num * squares.astype(object) - total.astype(object) ** 2) / num
+    ends = [each.astype(np.float64).tolist() for each in (low, high)]
+    return Moments([num] * len(mean), mean.tolist(), [float(each) for each in m2], ends[0], ends[1])
 
 
 def merge_moments(first: Moments, second: Moments) -> Moments:
