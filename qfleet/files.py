@@ -20,6 +20,7 @@ _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NOT_REGULAR = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR}
 DRAFT_SUFFIX = ".draft"
 WRITES = os.O_WRONLY | os.O_RDWR
+BLOCK_BYTES = 512  # the unit of st_blocks
 
 
 class NotRegularFile(OSError):
@@ -149,6 +150,19 @@ def replace_inside(folder: Path, name: str | Path, data: bytes, mode: int = 0o66
     with parent_folder(folder, name) as (parent, last), _draft(parent, last, data, mode) as draft:
         os.replace(draft, last, src_dir_fd=parent, dst_dir_fd=parent)
         os.fsync(parent)
+
+
+def overwrite_inside(folder: Path, name: str | Path, data: bytes) -> None:
+    """Write over the bytes of a file that is there: this may work where a full disk has no room for a new one.
+
+    Readers may see a part of it meanwhile.
+    """
+    with open(open_inside(folder, name, os.O_WRONLY), "wb", buffering=0) as file:
+        if len(data) > os.fstat(file.fileno()).st_blocks * BLOCK_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(Path(folder, name)))
+        file.write(data)
+        file.truncate(len(data))
+        os.fsync(file.fileno())
 
 
 def write_new_inside(folder: Path, name: str | Path, data: bytes, mode: int = 0o666) -> bool:

@@ -12,7 +12,7 @@ from qfleet.audit.history import HistoryLog
 from qfleet.build.seeds import device_rng, set_device_rng
 from qfleet.data import Array, Batch, Report, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count
-from qfleet.learn import BatchSource, Learner, PopulationLearner, ReplaySource, dormant_units
+from qfleet.learn import BatchSource, Learner, PopulationLearner, ReplaySource, SizedSource, dormant_units
 from qfleet.learn.peers import Peers
 from qfleet.nets import set_noise
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
@@ -210,7 +210,7 @@ class Components:
         if scheduled or plan.steer.learning_rate != SteadyRate() or "optim.learning_rate" in changed:
             now["learning_rate"] = learner.current_rate()
         varies = plan.steer.batch != SteadyBatch() or "algo.batch_size" in changed
-        if isinstance(batch_source, ReplaySource) and varies:
+        if isinstance(batch_source, SizedSource) and varies:
             now["batch_size"] = batch_source.batch_size
         if isinstance(batch_source, ReplaySource) and batch_source.anneal is not None:
             now |= {"n_step": batch_source.replay.n_step.n, "discount": batch_source.replay.n_step.gamma}
@@ -228,7 +228,7 @@ class Components:
         self.actor.close()
         if self.peers is not None:
             self.peers.close()
-        self.batch_source.replay.close()
+        self.batch_source.close()
         if self.recorder is not None:
             self.recorder.close()
 

@@ -116,6 +116,10 @@ class MpiWorker:
         """True until it is stopped here."""
         return not self.stopped
 
+    def is_pending(self) -> bool:
+        """Never: its rank runs."""
+        return False
+
     def why_lost(self) -> WorkerLost:
         """Not known."""
         return WorkerDied("it was stopped") if self.stopped else WorkerHung("its rank does not answer")

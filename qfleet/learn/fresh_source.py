@@ -83,6 +83,9 @@ class FreshSource:
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Nothing to record: fresh experience has no priorities."""
 
+    def set_priorities(self, ids: Array, priority: Array) -> None:
+        """Ignored, for the same reason."""
+
     def cut_block(self) -> list[FreshBatch]:
         """Every minibatch of every epoch, in order; final observations are left out."""
         block = self.next_block()
@@ -149,6 +152,10 @@ class FreshSource:
         else:
             self.replay.clear()
             self.learned_items = self.replay.head
+
+    def close(self) -> None:
+        """Close the replay."""
+        self.replay.close()
 
 
 def to_channels_last(obs: Array) -> Array:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from qfleet.build.components import Components
 from qfleet.data import Tick
 from qfleet.learn import run_learner
+from qfleet.learn.offline.dataset_source import DatasetSource
+from qfleet.learn.offline.sampled_source import SampledSource
 from qfleet.system.timers import Stopwatch
 from qfleet.training.channels import LatestWeights, RolloutQueue
 
@@ -13,6 +15,9 @@ class OfflineLoop:
     """Updates the learner from its batch source."""
 
     def __init__(self, components: Components, skipped: int = 0, watch: Stopwatch | None = None) -> None:
+        if not isinstance(components.batch_source, DatasetSource | SampledSource):
+            raise TypeError("this run does not learn from a data set")
+        self.source = components.batch_source
         self.policy = components.policy
         self.latest_weights = LatestWeights()
         parts = (components.learner, components.batch_source, RolloutQueue(1), self.latest_weights)
@@ -23,6 +28,8 @@ class OfflineLoop:
     def turn(self) -> Iterator[Tick]:
         """One update."""
         yield next(self.learner)
+        if texts := self.source.take_warnings():
+            yield Tick(busy=False, stats={"warnings": texts})
         if (newer := self.latest_weights.read(self.policy.version)) is not None:
             self.policy.load_weights(*newer)
 

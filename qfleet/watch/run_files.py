@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qfleet.errors import StorageError
-from qfleet.files import HardLinked, NotRegularFile, open_inside, replace_inside
+from qfleet.files import HardLinked, NotRegularFile, open_inside, overwrite_inside, replace_inside
 
 Row = dict[str, Any]
 
@@ -176,6 +176,15 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Replace a small JSON file atomically."""
     text = json.dumps(json_value(document), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
     write_file(path, as_bytes(text))
+
+
+def overwrite_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write over a small JSON file in its place, for a disk that is full."""
+    text = json.dumps(json_value(document), allow_nan=False, ensure_ascii=False) + "\n"
+    try:
+        overwrite_inside(path.parent, path.name, as_bytes(text))
+    except OSError as error:
+        raise unwritable_error(path, error) from error
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:

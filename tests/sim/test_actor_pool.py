@@ -59,6 +59,9 @@ class SimProcess:
     def is_alive(self) -> bool:
         return self.actor.alive
 
+    def is_pending(self) -> bool:
+        return False
+
     def why_lost(self) -> WorkerLost:
         return WorkerDied("it crashed")
 

@@ -1,6 +1,6 @@
-"""Two nodes of a Ray cluster on this machine, on loopback; prints the address, and takes the second one away on demand.
+"""Two nodes of a Ray cluster on this machine, on loopback; prints the address, and removes or adds nodes on demand.
 
-Run as a script: `python ray_cluster.py [port]`, then write `remove` or `end` to its standard input.
+Run as a script: `python ray_cluster.py [port]`, then write `remove`, `add [FOLDER]` or `end` to its standard input.
 """
 
 import os
@@ -21,6 +21,11 @@ def main() -> None:
         if line.strip() == "remove":
             cluster.remove_node(second, allow_graceful=False)
             print("removed", flush=True)
+        elif line.startswith("add"):
+            code = line.split()[1:]  # a folder: the node has the qfleet in it
+            variables = {"PYTHONPATH": code[0]} if code else None
+            cluster.add_node(num_cpus=2, object_store_memory=100 << 20, env_vars=variables)
+            print("added", flush=True)
         else:
             break
     cluster.shutdown()

@@ -2,8 +2,11 @@
 
 import errno
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -507,3 +510,26 @@ def test_a_folder_that_is_moved_away_ends_the_run_at_the_next_write(tmp_path: Pa
     assert len(left) == (how == "removed and made again"), "no second folder, nothing in one that was made meanwhile"
     if how == "renamed":
         assert all(verdict.ok for verdict in verify_run(moved))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root only")
+def test_the_status_says_failed_also_where_a_full_disk_has_no_room_for_it(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
+    try:
+        run = disk / "run"
+
+        def fill(row: dict[str, Any]) -> None:
+            if row["kind"] == "progress":
+                with suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+                    while filler.write(bytes(4_096)):
+                        continue
+
+        with pytest.raises(StorageError):
+            train(small({"until.steps": 100_000, "log.every_steps": 50}), out=disk, name="run", callbacks=[fill])
+        assert (disk / "filler").stat().st_size > 4_096  # the disk was full
+        assert (status(run)["state"], status(run)["exit_code"]) == ("failed", 5)
+        assert status(run)["resume"]
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

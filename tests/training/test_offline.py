@@ -155,17 +155,13 @@ def test_the_environment_must_be_that_of_the_data(prepared: Path, tmp_path: Path
     [
         ("runtime.type", "processes"),
         ("population.num", 2),
-        ("algo.view.type", "sequences"),
         ("algo.bonus.type", "count"),
         ("algo.anneal.type", "exponential"),
-        ("env.normalize", "obs"),
-        ("steer.batch.type", "grow"),
     ],
 )
 def test_what_does_not_go_with_a_data_set_is_refused(path: str, value: object) -> None:
-    more = {"net.memory.type": "gru"} if path == "algo.view.type" else {}
     with pytest.raises(UsageError, match="does not go with"):
-        make_plan("CartPole-v1", overrides=settings_for(Path("data"), **{path: value}, **more))
+        make_plan("CartPole-v1", overrides=settings_for(Path("data"), **{path: value}))
 
 
 @pytest.mark.parametrize("settings", [{"until.epochs": 3}, {"eval.on": "data"}])

@@ -61,7 +61,7 @@ def collect(
         start(plan, url, behaviours, **amount, cut=cut, trust_env=trust_env, show=show, warn=_warn)
     if quiet:
         return 0
-    from qfleet.cli.offline.data import inspect
+    from qfleet.cli.offline.inspect import inspect
 
     return inspect(url, json=json)
 

@@ -55,6 +55,11 @@ class ActorHandle:
             time.sleep(POLL_SECONDS)
         self.control.stop()
 
+    def kill(self) -> None:
+        """End an actor that does not answer, without waiting for it. What it has sent can still be read."""
+        self.request_stop()
+        self.control.stop()
+
     def close(self) -> None:
         """Free the channel; the actor must have been stopped."""
         self.channel.close()

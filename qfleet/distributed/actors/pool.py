@@ -32,6 +32,7 @@ from qfleet.system.worker_errors import WorkerFailed, WorkerHung, WorkerLost, ra
 
 POLL_SECONDS = 0.05
 SUPERVISE = 108  # random stream for the jitter of restart delays
+WAITING_SECONDS = 30.0  # without a place to run, until it is reported
 LARGEST_DELAY_SECONDS = 2.0  # so that a lost actor is back within five seconds
 
 
@@ -66,6 +67,7 @@ class ActorPool:
         self.polled_at = float("-inf")
         self.rescued_episodes: list[Episode] = []  # from rollouts of lost actors
         self.lost_at: dict[int, float] = {}  # of workers that are not back yet
+        self.launched_at: dict[int, float] = {}  # of workers whose waiting was not reported
         self.env_faults: list[dict[str, Any]] = []  # for the next tick
         self.last_cause = ""  # of a lost actor
 
@@ -120,6 +122,7 @@ class ActorPool:
         self.history.note("learner", "began", worker=worker, incarnation=incarnation)
         self.history.note("supervisor", "started", worker=worker, incarnation=incarnation)
         self.handles[worker] = self.launcher.launch(worker, incarnation)
+        self.launched_at[worker] = now
 
     def poll(self) -> None:
         """Check all workers every POLL_SECONDS and replace those that failed."""
@@ -129,9 +132,7 @@ class ActorPool:
         self.polled_at = now
         for worker, handle in list(self.handles.items()):
             self.env_faults.extend({"actor": worker, **env_fault} for env_fault in handle.env_faults())
-            fault = self.supervisor.check(
-                worker, now, alive=handle.control.is_alive(), progress=handle.channel.progress()
-            )
+            fault = self.check(worker, handle, now)
             if fault is not None:
                 hang = WorkerHung(f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)")
                 self.remove_lost(fault, handle.control.why_lost() if fault.kind == "dead" else hang)
@@ -143,6 +144,15 @@ class ActorPool:
                 f"The last error was: {self.last_cause}",
                 "See logs/actor-*.log in the run's folder.",
             )
+
+    def check(self, worker: int, handle: ActorHandle, now: float) -> WorkerFault | None:
+        """Check one worker; one that waits for a place to run is reported once."""
+        pending = handle.control.is_pending()
+        if pending and now - self.launched_at.get(worker, now) > WAITING_SECONDS:
+            del self.launched_at[worker]
+            self.log_event("actor_waiting", worker=worker, seconds=WAITING_SECONDS)
+        progress = handle.channel.progress()
+        return self.supervisor.check(worker, now, alive=handle.control.is_alive(), progress=progress, pending=pending)
 
     def log_stragglers(self, now: float) -> None:
         """Log actors that send far fewer rollouts than the others; under back-pressure all send equally many."""
@@ -157,7 +167,10 @@ class ActorPool:
         """Remove a lost actor: insert the rollouts it had sent and seal its lanes. A user's mistake ends the run."""
         worker = fault.worker
         handle = self.handles.pop(worker)
-        handle.stop()
+        if fault.kind == "hung":
+            handle.kill()  # it would use up its time to end, and the learner with it
+        else:
+            handle.stop()
         steps_before = self.batch_source.steps
         with suppress(ValueError):  # an invalid rollout and all after it are lost with the actor
             while (rollout := self.accept(handle.channel.get())) is not None:

@@ -3,7 +3,6 @@
 from typing import Protocol
 
 from qfleet.data import Array, Batch, Report, Sequences
-from qfleet.datasets.epochs import owners_by_shard
 from qfleet.distributed.learners import shares
 from qfleet.distributed.learners.batch_scatter import Share
 from qfleet.distributed.learners.messages import EnvReport, Learned, LearnPositions
@@ -12,15 +11,15 @@ from qfleet.distributed.learners.messages import EnvReport, Learned, LearnPositi
 class PositionSource(Protocol):
     """Transitions that every learner can read by their positions."""
 
-    def batch_at(self, positions: Array) -> Batch:
+    def batch_at(self, positions: Array) -> Batch | Sequences:
         """The transitions at these positions."""
 
-    def shards_at(self, positions: Array) -> Array:
-        """The shards in which they are."""
+    def owners_at(self, positions: Array, owners: Array, shares: tuple[float, ...]) -> Array:
+        """The learner that reads each position: as in `owners`, but as far as possible of own shards."""
 
 
 class EpochScatter:
-    """Every rank reads its part of a batch itself, from as few shards as possible; only positions are sent.
+    """Every rank reads its part of a batch itself, as far as possible from shards of its own; only positions are sent.
 
     When a learner is lost the same positions are divided among those that are left.
     """
@@ -41,7 +40,7 @@ class EpochScatter:
         self.positions = batch.ids
         self.items = len(batch.ids)
         owners = shares.assign_items(self.items, self.speeds.shares)
-        self.owners = owners_by_shard(owners, self.source.shards_at(self.positions))
+        self.owners = self.source.owners_at(self.positions, owners, self.speeds.shares)
         return self.source.batch_at(self.positions[self.owners == 0]), self.share(0)
 
     def share(self, rank: int) -> float:

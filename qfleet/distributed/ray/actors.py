@@ -24,11 +24,11 @@ from qfleet.distributed.actors.main import ActorSetup, LearnerLinks, act
 from qfleet.distributed.actors.messages import ActorReply, ActorReport
 from qfleet.distributed.actors.weights_board import WeightsLayout, layout_of
 from qfleet.distributed.ray import rpc
-from qfleet.distributed.ray.worker import RayWorker
+from qfleet.distributed.ray.nodes import Versions, name_node, require_versions, versions_here
+from qfleet.distributed.ray.worker import RayWorker, ResultWatch
 from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.system.child_process import redirect_output
-from qfleet.system.worker_process import final_error_of
 
 REPLY_SECONDS = 30.0  # until a call counts as lost
 PUBLISH_SECONDS = 0.02  # the least time between two sets of weights
@@ -39,17 +39,23 @@ CLOSING_SECONDS = CLOSE_SECONDS + 1.0  # for an actor to close its environments
 class ActorHost:
     """The process of one actor, on a node that Ray chose."""
 
-    def run(self, setup: ActorSetup, layout: WeightsLayout, compress: tuple[str, ...], trainer: Any) -> bytes:
-        """Act until the learner replies "stop"; returns the encoded FinalError, if any."""
+    def run(
+        self, setup: ActorSetup, layout: WeightsLayout, compress: tuple[str, ...], trainer: Any, versions: Versions
+    ) -> bytes:
+        """Act until the learner replies "stop"; returns the encoded FinalError, if any.
+
+        A node with other `versions` than the trainer's does not act.
+        """
         # The run directory need not exist on this node; Ray then keeps the output, and there is no history.
         if setup.log is not None and not Path(setup.log).parent.is_dir():
             setup = replace(setup, log=None, history=None)
         if setup.log is not None:
             redirect_output(setup.log)
         try:
+            require_versions(versions, versions_here(msgspec.json.decode(setup.plan, type=Plan).env.id))
             self.act(setup, layout, compress, trainer)
         except BaseException as error:
-            return msgspec.msgpack.encode(final_error_of(error))
+            return msgspec.msgpack.encode(name_node(error))
         return b""
 
     def act(self, setup: ActorSetup, layout: WeightsLayout, compress: tuple[str, ...], trainer: Any) -> None:
@@ -121,6 +127,8 @@ class RayActorLauncher:
         self.layout = layout_of(weights)
         self.flat = rpc.FlatWeights(self.layout)
         self.replaced_counts = dict.fromkeys(COUNTS, 0)
+        self.watch = ResultWatch()
+        self.versions = versions_here(self.plan.env.id)
 
     def launch(self, worker: int, incarnation: int) -> ActorHandle:
         """Start an actor with an inbox of its own, on any node that has room."""
@@ -136,8 +144,9 @@ class RayActorLauncher:
         files = actor_files(self.plan, self.folder, worker, incarnation)
         setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, pack_parts(self.custom_parts), *files)
         compress = COMPRESSED_COLUMNS if runtime.compress else ()
-        result = host.run.remote(setup, self.layout, compress, ray.get_runtime_context().current_actor)
-        return ActorHandle(RayWorker(host, result), inbox, CLOSING_SECONDS)
+        trainer = ray.get_runtime_context().current_actor
+        result = host.run.remote(setup, self.layout, compress, trainer, self.versions)
+        return ActorHandle(RayWorker(host, result, self.watch), inbox, CLOSING_SECONDS)
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
         """Publish the newest weights: now if no actor runs, else after PUBLISH_SECONDS since the last ones."""

@@ -259,4 +259,6 @@ def as_error(result: messages.RunFailed) -> Exception:
     known = getattr(errors, result.error, None) if result.error else None
     if isinstance(known, type) and issubclass(known, QfleetError):
         return known(result.what, result.why, result.fix)
+    if result.errno:
+        return OSError(result.errno, result.what, result.file)
     return RuntimeError(f"{result.what}\n{result.trace}")

@@ -77,6 +77,8 @@ class RunFailed(Message):
     why: str = ""
     fix: str = ""
     trace: str = ""
+    errno: int = 0  # of an error of the system, such as a full disk
+    file: str | None = None
 
 
 RunResult: TypeAlias = RunDone | RunFailed

@@ -52,19 +52,20 @@ def session(plan: Plan) -> Iterator[None]:
     runtime = plan.runtime
     if not isinstance(runtime, RayRuntime):
         raise TypeError("not a plan for Ray")
-    cpus = cpus_for(plan, runtime)
+    least = cpus_for(plan, runtime, min(1, plan.actors.num))
     if ray.is_initialized():
-        require_room(plan, cpus)
+        require_room(plan, least)
         yield
         return
+    cpus = cpus_for(plan, runtime, plan.actors.num)
     with restored_sigterm(), started_locally(runtime, cpus) if runtime.address is None else joined(runtime):
-        require_room(plan, cpus)
+        require_room(plan, least)
         yield
 
 
-def cpus_for(plan: Plan, runtime: RayRuntime) -> float:
-    """The CPUs that all processes of a run ask for."""
-    actors = 0 if has_actor_learners(plan) else plan.actors.num  # actor-learners act themselves
+def cpus_for(plan: Plan, runtime: RayRuntime, num_actors: int) -> float:
+    """The CPUs that all processes of a run ask for, with this number of actors."""
+    actors = 0 if has_actor_learners(plan) else num_actors  # actor-learners act themselves
     replay = runtime.replay_cpus if runtime.replay_process else 0.0
     return runtime.learner_cpus * plan.learners.num + actors * runtime.actor_cpus + replay
 
@@ -92,14 +93,17 @@ def require_version(version: str) -> None:
 
 
 def require_room(plan: Plan, cpus: float) -> None:
-    """Refuse a plan that would wait for CPUs forever."""
+    """Refuse a cluster that cannot run the learners and one actor.
+
+    More actors wait until a node has room for them: a cluster may grow.
+    """
     available = float(ray.cluster_resources().get("CPU", 0.0))
     if available + 1e-6 < cpus:
         beside = " beside runtime.replay_process=true" if has_replay_process(plan) else ""
         raise UsageError(
-            f"actors.num={plan.actors.num} and learners.num={plan.learners.num}{beside} ask for {cpus:g} CPUs; "
+            f"learners.num={plan.learners.num} and one actor{beside} ask for {cpus:g} CPUs; "
             f"the Ray cluster has {available:g}",
-            "A process for which there is no CPU is never started.",
+            "Learners and at least one actor must have room at the start; further actors may wait for nodes.",
             "Lower one of them, or set runtime.actor_cpus, learner_cpus or replay_cpus to a fraction.",
         )
 

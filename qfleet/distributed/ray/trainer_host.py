@@ -1,5 +1,6 @@
 """The process on Ray in which the trainer of a run lives: it also handles messages of the driver and of actors."""
 
+import os
 import threading
 import time
 import traceback
@@ -43,7 +44,7 @@ class TrainerWorker:
         except QfleetError as error:
             self.result = messages.RunFailed(type(error).__name__, error.what, error.why, error.fix)
         except BaseException as error:
-            self.result = messages.RunFailed("", f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+            self.result = failed_run(error, traceback.format_exc())
         self.over.set()
 
     def train_or_resume(
@@ -87,6 +88,15 @@ class TrainerWorker:
         self.over.wait(NEWS_SECONDS)
         result = self.result  # read first: then no item comes after it
         return msgspec.structs.replace(self.relay.news_since(num_received), result=result)
+
+
+def failed_run(error: BaseException, trace: str) -> messages.RunFailed:
+    """The message for an error that is none of qfleet's own; one of the system keeps its number."""
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno:
+        file = None if error.filename is None else os.fsdecode(error.filename)
+        return messages.RunFailed("", error.strerror or what, trace=trace, errno=error.errno, file=file)
+    return messages.RunFailed("", what, trace=trace)
 
 
 class TrainerHost:

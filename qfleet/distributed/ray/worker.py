@@ -16,17 +16,20 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from qfleet.data.wire_format import Arrays, Message, Parts, to_bytes, unpack
+from qfleet.distributed.ray.nodes import actor_record, name_node, node_of, require_versions, versions_here
 from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.distributed.worker.messages import Failed, PeerLost, Ready
 from qfleet.distributed.worker.serve import Worker
 from qfleet.distributed.worker.transport import MAX_MESSAGE_BYTES
 from qfleet.system.silence import SilenceTimer
 from qfleet.system.worker_errors import FinalError, WorkerDied, WorkerFailed, WorkerHung, WorkerLost
-from qfleet.system.worker_process import final_error_of
 
 START_SECONDS = 120.0  # until the first reply: Ray finds a node, and the process imports
 ALIVE_CHECK_SECONDS = 0.25  # asking Ray takes its time, so that it is not asked for every message
+PLACE_CHECK_SECONDS = 1.0
+PENDING_STATES = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 FINAL_ERROR_SECONDS = 2.0
+ERROR_CHARS = 300
 RESULT_SECONDS = 30.0  # to fetch the result of a call that has returned
 PROCESS_ENDED = "its process ended: "
 MAX_CALLS = 8  # whose result was not taken yet
@@ -57,23 +60,27 @@ class WorkerHost:
                 with self.lock:
                     busy = self.worker is not None and not self.failure and self.worker.work_when_idle()
             except Exception as error:
-                self.failure = to_bytes(Failed(final_error_of(error)))
-                return msgspec.msgpack.encode(final_error_of(error))
+                self.failure = to_bytes(Failed(name_node(error)))
+                return msgspec.msgpack.encode(name_node(error))
             time.sleep(YIELD_SECONDS if busy else IDLE_SECONDS)
 
-    def start(self, make_worker: Any, setup: Any, requests: Any, compress: Any, concurrent: bool) -> bytes:
+    def start(
+        self, make_worker: Any, setup: Any, requests: Any, compress: Any, concurrent: bool, versions: Any
+    ) -> bytes:
         """Make the worker, which handles these messages; the reply says that it is ready.
 
-        A `concurrent` worker handles messages in several threads at once and has locks of its own.
+        A `concurrent` worker handles messages in several threads at once and has locks of its own. A node with other
+        `versions` than the trainer's makes no worker.
         """
         self.requests = requests
         self.compress = compress
         if concurrent:
             self.lock = nullcontext()
         try:
+            require_versions(versions, versions_here(""))
             self.worker = make_worker(setup)
         except Exception as error:
-            self.failure = to_bytes(Failed(final_error_of(error)))
+            self.failure = to_bytes(Failed(name_node(error)))
         return self.failure or to_bytes(Ready())
 
     def handle(self, message: bytes) -> bytes:
@@ -84,7 +91,7 @@ class WorkerHost:
                 if not self.failure:
                     reply = self.worker.handle(*unpack(message, self.requests, limit_bytes=MAX_MESSAGE_BYTES))
             except Exception as error:
-                self.failure = to_bytes(Failed(final_error_of(error)))
+                self.failure = to_bytes(Failed(name_node(error)))
         return self.failure if reply is None else to_bytes(*reply, compress=self.compress)
 
 
@@ -166,21 +173,57 @@ def connection_error(error: Exception) -> ConnectionError:
 
 
 @dataclass(eq=False)
+class ResultWatch:
+    """Which of many calls have returned or failed: Ray is asked once for all of them."""
+
+    open: set[Any] = field(default_factory=set)  # under way, when Ray was asked last
+    look_at: float = 0.0  # when to ask Ray again
+
+    def add(self, result: Any) -> None:
+        """Watch a call until it has ended."""
+        self.open.add(result)
+
+    def remove(self, result: Any) -> None:
+        """Forget a call."""
+        self.open.discard(result)
+
+    def has_ended(self, result: Any) -> bool:
+        """Has this call returned or failed? True for one that is not watched any more."""
+        now = time.monotonic()
+        if self.open and now >= self.look_at:
+            ended, _ = ray.wait(list(self.open), num_returns=len(self.open), timeout=0)
+            self.open.difference_update(ended)
+            self.look_at = time.monotonic() + ALIVE_CHECK_SECONDS
+        return result not in self.open
+
+
+@dataclass(eq=False)
 class RayWorker:
-    """The process of a worker on Ray; `result` is that of a call which returns, or fails, when the worker ends."""
+    """The process of a worker on Ray; `result` is that of a call which returns, or fails, when the worker ends.
+
+    Workers that are looked after together share a `watch`.
+    """
 
     host: Any
     result: Any
-    ended: bool = False
-    look_at: float = 0.0  # when to ask Ray again
+    watch: ResultWatch = field(default_factory=ResultWatch)
+    placed: bool = False  # has Ray found a node for it?
+    look_at: float = 0.0  # when to ask Ray again for its place
+
+    def __post_init__(self) -> None:
+        self.watch.add(self.result)
 
     def is_alive(self) -> bool:
         """Is the call still under way?"""
+        return not self.watch.has_ended(self.result)
+
+    def is_pending(self) -> bool:
+        """Has Ray not found a node for it yet?"""
         now = time.monotonic()
-        if not self.ended and now >= self.look_at:
-            self.ended = bool(ray.wait([self.result], timeout=0)[0])
-            self.look_at = now + ALIVE_CHECK_SECONDS
-        return not self.ended
+        if not self.placed and now >= self.look_at:
+            self.placed = actor_record(self.host).get("State") not in PENDING_STATES
+            self.look_at = now + PLACE_CHECK_SECONDS
+        return not self.placed
 
     def why_lost(self) -> WorkerLost:
         """The error that the worker returned, or how its process ended."""
@@ -189,20 +232,31 @@ class RayWorker:
         except GetTimeoutError:
             return WorkerHung("it did not report why")
         except RayActorError as error:
-            return WorkerDied(PROCESS_ENDED + " ".join(str(error).split())[:300])
+            return WorkerDied(self.on_node(PROCESS_ENDED + end_of(str(error))))
         except RayError as error:
-            return WorkerDied(str(error).strip().splitlines()[-1][:300])
+            return WorkerDied(self.on_node(str(error).strip().splitlines()[-1][:ERROR_CHARS]))
         if not encoded:
             return WorkerDied("it was told to stop")
         return WorkerFailed(msgspec.msgpack.decode(encoded, type=FinalError))
+
+    def on_node(self, text: str) -> str:
+        """A text with the name of the worker's node, if Ray still knows it."""
+        node = node_of(self.host)
+        return f"on node {node}: {text}" if node else text
 
     def request_stop(self) -> None:
         """A host has no way to be asked: the role's own messages say it."""
 
     def stop(self) -> None:
         """Kill it."""
-        self.ended = True
+        self.watch.remove(self.result)
         ray.kill(self.host, no_restart=True)
+
+
+def end_of(text: str) -> str:
+    """The end of a long error, in one line: the cause comes last."""
+    line = " ".join(text.split())
+    return line if len(line) <= ERROR_CHARS else f"... {line[-ERROR_CHARS:]}"
 
 
 def launch_on_ray(
@@ -228,7 +282,7 @@ def launch_on_ray(
     remote_class = ray.remote(concurrency_groups={IDLE_GROUP: 1})(host_class(role))
     host = remote_class.options(**options, max_concurrency=threads).remote()
     control = RayWorker(host, host.run.options(concurrency_group=IDLE_GROUP).remote())
-    started = host.start.remote(make_worker, setup, requests, tuple(compress), threads > 1)
+    started = host.start.remote(make_worker, setup, requests, tuple(compress), threads > 1, versions_here(""))
     transport = CallTransport(host, started, replies, room_seconds, compress, start_seconds)
     return WorkerHandle(number, transport, control, start_seconds=start_seconds)
 

@@ -43,6 +43,10 @@ class LocalWorker:
         """Is it running?"""
         return self.process.is_alive()
 
+    def is_pending(self) -> bool:
+        """Never: it runs from the start."""
+        return False
+
     def why_lost(self) -> WorkerLost:
         """What the process reported, or how it ended; WorkerHung if it still runs."""
         self.process.join(EXIT_SECONDS)

@@ -48,6 +48,7 @@ class _WorkerRecord:
     progress: int = 0
     silence: SilenceTimer = field(default_factory=lambda: SilenceTimer(0.0))  # since its progress rose last
     has_moved: bool = False  # has progress risen since the start?
+    pending: bool = False  # does it wait for a place to run?
 
 
 @dataclass(eq=False)
@@ -91,8 +92,8 @@ class Supervisor:
 
     @property
     def num_running(self) -> int:
-        """The number of running workers."""
-        return self.state.count("running")
+        """The number of running workers that have a place to run."""
+        return sum(record.state == "running" and not record.pending for record in self.records)
 
     def limits(self) -> dict[str, float]:
         """The limits that a history is checked against."""
@@ -125,15 +126,24 @@ class Supervisor:
         record.state = "running"
         record.progress = progress
         record.has_moved = False
+        record.pending = False
         record.silence.reset(now)
         return record.incarnation
 
-    def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
-        """Check a worker; return its fault, if any. `progress` is its own counter, which also rises while it waits."""
+    def check(
+        self, worker: int, now: float, *, alive: bool, progress: int, pending: bool = False
+    ) -> WorkerFault | None:
+        """Check a worker; return its fault, if any. `progress` is its own counter, which also rises while it waits.
+
+        A `pending` worker has no place to run yet. It may wait for one as long as it takes.
+        """
         record = self.records[worker]
         if record.state != "running":
             return None
         record.silence.elapsed(now)
+        record.pending = pending
+        if pending:
+            record.silence.reset(now)
         if not alive:
             return self.record_fault(worker, now, "dead")
         if progress != record.progress:

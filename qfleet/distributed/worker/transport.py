@@ -47,6 +47,9 @@ class WorkerControl(Protocol):
     def is_alive(self) -> bool:
         """Is it running?"""
 
+    def is_pending(self) -> bool:
+        """Does it still wait for a place to run? Then its silence is no fault."""
+
     def why_lost(self) -> WorkerLost:
         """Why the process has ended: what it reported, or how it ended; WorkerHung if it still runs."""
 

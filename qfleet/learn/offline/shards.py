@@ -1,19 +1,25 @@
-"""Data files of a data set as arrays in memory that batches are cut from. Shapes: N items.
+"""Data files of a data set as arrays that batches are cut from, in memory or mapped from a file. Shapes: N items.
 
 A shard is a store of one lane, in which the episodes of a file follow each other, each with its final observation: what
 cuts batches from the replay cuts them from here.
 """
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from qfleet.data import Array, Rollout, Spec
 from qfleet.datasets.format import DataFile, Dataset, StepRows, join_observation, spec_columns
+from qfleet.datasets.storage import ArrayCache
+from qfleet.datasets.storage.array_cache import Arrays, Shapes
 from qfleet.envs.spaces import adapt_obs
 from qfleet.errors import UsageError
 from qfleet.replay import Store
+
+DECODING = 1  # counts on whenever decoded arrays of the same file become others
+ITEMS = "items"
 
 
 @dataclass(eq=False)
@@ -22,19 +28,72 @@ class DataShard:
 
     store: Store
     items: Array  # [transitions]
+    mapped: bool = False  # from a file, else in memory
+    decoded: bool = True  # by this process
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in memory."""
+        """Bytes of its arrays."""
         return self.store.rows * self.store.row_bytes + self.items.nbytes
 
 
 def load_shard(dataset: Dataset, file: DataFile, spec: Spec) -> DataShard:
-    """Decode a data file."""
+    """Decode a data file into memory."""
     store = Store(spec, 1, file.rows)
+    return DataShard(store, decode(dataset, file, store))
+
+
+def map_shard(dataset: Dataset, file: DataFile, spec: Spec, cache: ArrayCache) -> DataShard:
+    """Map a decoded data file from the cache, where it is decoded if it is not there; into memory if that fails."""
+    made = False
+
+    def fill(arrays: Arrays) -> None:
+        nonlocal made
+        made = True
+        arrays[ITEMS][:] = decode(dataset, file, store_of(arrays, spec))
+
+    arrays = cache.get(shard_key(dataset, file, spec), shard_shapes(file, spec), fill)
+    if arrays is None:
+        return load_shard(dataset, file, spec)
+    store = store_of(arrays, spec)
+    store.heads[0] = file.rows
+    return DataShard(store, arrays[ITEMS], mapped=True, decoded=made)
+
+
+def decode(dataset: Dataset, file: DataFile, store: Store) -> Array:  # [transitions]
+    """Write the rows of a data file into a store; the item of every transition."""
     for rows in dataset.rows(file):
-        store.write(as_rollout(dataset, rows, spec), 0, len(rows.t))
-    return DataShard(store, np.flatnonzero(~store.last[:, 0]))
+        store.write(as_rollout(dataset, rows, store.spec), 0, len(rows.t))
+    return np.flatnonzero(~store.last[:, 0])
+
+
+def store_of(arrays: Arrays, spec: Spec) -> Store:
+    """A store whose columns are these arrays."""
+    store = Store(spec, 1, len(arrays["last"]))
+    for name in store.columns():
+        setattr(store, name, arrays[name])
+    store.extra = {name: arrays[name] for name in store.extra}
+    return store
+
+
+def shard_shapes(file: DataFile, spec: Spec) -> Shapes:
+    """The arrays of a decoded file."""
+    columns = Store(spec, 1, 1).columns()
+    shapes = {name: (column.dtype.str, (file.rows, *column.shape[1:])) for name, column in columns.items()}
+    return {**shapes, ITEMS: (np.dtype(np.int64).str, (file.steps,))}
+
+
+def shard_key(dataset: Dataset, file: DataFile, spec: Spec) -> str:
+    """The hash of the content of a decoded file: of the file itself, and of all that decides how it is decoded."""
+    manifest = dataset.manifest
+    columns = [[each.name, each.dtype, list(each.shape)] for each in manifest.observations]
+    decided = [DECODING, file.sha256, file.rows, asdict(spec), manifest.env_id, columns, manifest.spaces]
+    return hashlib.sha256(json.dumps(decided, default=list).encode()).hexdigest()
+
+
+def decoded_row_bytes(spec: Spec) -> int:
+    """Bytes of one decoded row, with its item."""
+    return Store(spec, 1, 1).row_bytes + 8
 
 
 def as_rollout(dataset: Dataset, rows: StepRows, spec: Spec) -> Rollout:
@@ -70,31 +129,3 @@ def policy_observations(dataset: Dataset, rows: StepRows, spec: Spec) -> Array: 
         values = {name: array[at] for name, array in rows.observations.items()}
         found[at] = adapter.encode(join_observation(spaces.observation, values))
     return found
-
-
-@dataclass(eq=False)
-class ShardCache:
-    """Keeps the shards used last, in at most `max_bytes`; the one in use always stays."""
-
-    dataset: Dataset
-    files: list[DataFile]
-    spec: Spec
-    max_bytes: int
-    num_loads: int = 0
-    shards: OrderedDict[int, DataShard] = field(default_factory=OrderedDict)
-
-    def shard(self, number: int) -> DataShard:
-        """The shard with this number, loaded if it is not in memory."""
-        if number in self.shards:
-            self.shards.move_to_end(number)
-            return self.shards[number]
-        shard = load_shard(self.dataset, self.files[number], self.spec)
-        self.num_loads += 1
-        self.shards[number] = shard
-        while len(self.shards) > 1 and self.num_bytes() > self.max_bytes:
-            self.shards.popitem(last=False)
-        return shard
-
-    def num_bytes(self) -> int:
-        """Bytes of all shards in memory."""
-        return sum(shard.num_bytes for shard in self.shards.values())

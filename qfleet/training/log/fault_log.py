@@ -43,6 +43,8 @@ class FaultLog:
         self.events.event(kind, **fields)
         if kind == "actor_slow":
             self.warn(f"actor {fields['worker']} brings in {fields['share']:.0%} of what the others do")
+        if kind == "actor_waiting":
+            self.warn(f"actor {fields['worker']} waits for a node with free CPUs (runtime.actor_cpus); the run goes on")
         if kind == "actor_lost" and fields["restart_seconds"] is None:
             self.given_up(
                 f"actor {fields['worker']}", num_senders(self.components.plan), "runtime.restarts", fields["words"]

@@ -14,10 +14,10 @@ from qfleet.errors import StorageError
 from qfleet.system.timers import Stopwatch
 from qfleet.training.callbacks import RowCallback
 from qfleet.training.log.info_numbers import InfoNumbers
-from qfleet.training.log.run_status import RUNNING, Ending, Row, RunStatus
+from qfleet.training.log.run_status import RUNNING, Ending, Row, RunStatus, overwrite_status, record_refusal
 from qfleet.training.log.timing import RunTimes
 from qfleet.training.train_state import TrainState
-from qfleet.watch import EventLog, RowLog, Watcher, read_json, write_json
+from qfleet.watch import EventLog, RowLog, Watcher
 from qfleet.watch.text import LEAVING
 
 if TYPE_CHECKING:
@@ -274,15 +274,17 @@ class RunLog:
             self.require_folder()
         except StorageError:
             return failed  # there is no folder to record it in
-        self.events.event("failed", what=ending.reason, exit_code=ending.exit_code)
         with suppress(StorageError):
-            if not begun:
-                before = read_json(self.folder / "status.json")
-                if not (refused and before.get("exit_code") is not None):
-                    write_json(self.folder / "status.json", {**before, **failed})
-                return failed
+            self.events.event("failed", what=ending.reason, exit_code=ending.exit_code)
+        if not begun:
+            record_refusal(self.folder, failed, refused=refused)
+            return failed
+        with suppress(StorageError):
             self.write_row("end", **failed, score=None)
+        try:
             return self.write_status(ending)
+        except StorageError:
+            overwrite_status(self.folder, {**failed, "pid": None})
         return failed
 
     def close(self) -> None:

@@ -10,10 +10,12 @@ import msgspec
 import torch
 
 from qfleet.build.components import Components
+from qfleet.errors import StorageError
 from qfleet.system.worker_errors import WorkerLost
 from qfleet.training.train_state import TrainState
-from qfleet.watch import write_json
+from qfleet.watch import read_json, write_json
 from qfleet.watch.provenance import resume_command
+from qfleet.watch.run_files import overwrite_json
 
 ENV_FAULT = "an environment failed and was made anew, with episodes that no seed decides"
 ASYNCHRONOUS = "actors work beside the learner, so their timing decides what is learned from when"
@@ -115,3 +117,18 @@ def device_inexact_reasons(device: str | None) -> list[str]:
     if device is None or torch.device(device).type == "cpu" or torch.are_deterministic_algorithms_enabled():
         return []
     return ["determinism on accelerators is not promised"]
+
+
+def record_refusal(folder: Path, failed: Row, *, refused: bool) -> None:
+    """Add the error to the status of a run that had not begun, or nothing to that of a run that had ended."""
+    with suppress(StorageError):
+        before = read_json(folder / "status.json")
+        if not (refused and before.get("exit_code") is not None):
+            write_json(folder / "status.json", {**before, **failed})
+
+
+def overwrite_status(folder: Path, failed: Row) -> None:
+    """Record the error where a full disk has no room for a new status."""
+    with suppress(StorageError):
+        kept = {name: value for name, value in read_json(folder / "status.json").items() if name != "profile"}
+        overwrite_json(folder / "status.json", {**kept, **failed})

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qfleet.datasets.epochs import EpochOrder, owners_by_shard
+from qfleet.datasets.epochs import EpochOrder, owners_of
 
 COUNTS = st.lists(st.integers(1, 30), min_size=1, max_size=9).map(tuple)
 
@@ -29,7 +29,7 @@ def test_every_transition_is_used_once_per_epoch_by_one_learner(
         positions = np.arange(begin, min(begin + data.draw(st.integers(1, 19)), len(order)))
         begin += len(positions)
         num_learners = data.draw(st.integers(1, 4))
-        owners = owners_by_shard(np.arange(len(positions)) % num_learners, order.locate(positions)[0])
+        owners = owners_of(order, positions, np.arange(len(positions)) % num_learners, (1.0,) * num_learners)
         for rank in range(num_learners):
             found += used(order, positions[owners == rank])
     assert found == everything
@@ -56,19 +56,22 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert not (np.diff(first[1]) == 1).all()
 
 
-def test_the_transitions_of_open_shards_are_mixed_and_no_others() -> None:
+def test_the_transitions_of_open_shards_are_mixed_evenly() -> None:
+    """Three queues of two shards: any fifty positions have as many from each, of one shard each."""
     order = EpochOrder((100,) * 6, 3, open_shards=3)
     shards, _ = order.locate(np.arange(600))
-    halves = [set(shards[:300].tolist()), set(shards[300:].tolist())]
-    assert [len(half) for half in halves] == [3, 3]
-    assert not halves[0] & halves[1]
-    for begin in range(0, 600, 50):  # 50 of 100, 100 and 100: each shard has about 17 of them
-        assert min(Counter(shards[begin : begin + 50].tolist()).values()) >= 5
-        assert len(set(shards[begin : begin + 50].tolist())) == 3
+    for begin in range(0, 300, 50):
+        counts = Counter(shards[begin : begin + 50].tolist())
+        assert len(counts) == 3
+        assert set(counts.values()) <= {16, 17}
+    assert not set(shards[:300].tolist()) & set(shards[300:].tolist())
 
 
-def test_groups_of_shards_are_of_nearly_equal_size() -> None:
-    assert [len(group) for group in EpochOrder((1,) * 9, 0, open_shards=4).groups(0)] == [3, 3, 3]
+def test_queues_of_other_lengths_end_together() -> None:
+    order = EpochOrder((3_000, 1_000), 3, open_shards=2)
+    shards, _ = order.locate(np.arange(4_000))
+    for begin in range(0, 4_000, 400):
+        assert abs(int((shards[begin : begin + 400] == 0).sum()) - 300) <= 2
 
 
 def test_one_open_shard_is_finished_before_the_next_one_begins() -> None:
@@ -79,19 +82,58 @@ def test_one_open_shard_is_finished_before_the_next_one_begins() -> None:
 def test_what_is_opened_next_is_known() -> None:
     order = EpochOrder((5,) * 4, 1, open_shards=2)
     for begin in range(0, 40, 10):
-        opened, following = order.shards_after(begin + 3)
+        opened = order.open_at(begin + 3)
+        following = [shard for shard, _ in order.next_after(begin + 3)]
         assert set(order.locate(np.arange(begin, begin + 10))[0].tolist()) == set(opened)
         assert set(order.locate(np.arange(begin + 10, begin + 20))[0].tolist()) == set(following)
 
 
-def test_a_learner_reads_few_shards() -> None:
-    """Of four open shards each of two learners reads half, and at most one more that both share."""
+def test_the_shard_that_is_needed_first_is_the_first() -> None:
+    order = EpochOrder((400, 100, 100, 100, 100), 1, open_shards=2)
+    assert order.next_after(0)[0][1] == 1  # queue 0 is the large shard
+
+
+@pytest.mark.parametrize(("num_learners", "open_shards"), [(1, 4), (2, 4), (3, 6), (4, 4)])
+def test_each_learner_reads_shards_of_its_own(num_learners: int, open_shards: int) -> None:
+    order = EpochOrder((400,) * 24, 0, open_shards)
+    read = [set[int]() for _ in range(num_learners)]
+    for begin in range(0, len(order), 48):
+        positions = np.arange(begin, begin + 48)
+        equal = np.arange(48) % num_learners
+        owners = owners_of(order, positions, equal, (1.0,) * num_learners)
+        assert np.abs(np.bincount(owners) - 48 // num_learners).max() <= 3
+        shards, _ = order.locate(positions)
+        for rank in range(num_learners):
+            read[rank] |= set(shards[owners == rank].tolist())
+    assert sum(map(len, read)) == 24
+    assert {len(each) for each in read} == {24 // num_learners}
+
+
+def test_prepared_shards_go_to_the_learner_they_were_prepared_for() -> None:
+    """The second learner is half as fast, and has half as much of every batch."""
+    groups = (0, 0, 1, 0, 1)
+    order = EpochOrder((200, 300, 150, 100, 150), 0, open_shards=4, groups=groups)
+    shards, _ = order.locate(np.arange(900))
+    for begin in range(0, 900, 90):
+        positions = np.arange(begin, begin + 90)
+        owners = owners_of(order, positions, np.arange(90) % 2, (1.0, 1.0))
+        assert [groups[shard] for shard in shards[positions]] == owners.tolist()
+        assert abs(int((owners == 1).sum()) - 30) <= 2
+
+
+def test_learners_of_other_speeds_have_their_share_of_every_batch() -> None:
     order = EpochOrder((400,) * 4, 0, open_shards=4)
-    for begin in range(0, 1600, 64):
-        shards = order.locate(np.arange(begin, begin + 64))[0]
-        owners = owners_by_shard(np.arange(64) % 2, shards)
-        assert np.bincount(owners).tolist() == [32, 32]
-        assert sum(len(set(shards[owners == rank].tolist())) for rank in range(2)) <= 5
+    wanted = np.repeat([0, 1], [42, 22])
+    for begin in range(0, 1_600, 64):
+        owners = owners_of(order, np.arange(begin, begin + 64), wanted, (1.3125, 0.6875))
+        assert np.bincount(owners).tolist() == [42, 22]
+
+
+def test_no_learner_is_without_a_transition() -> None:
+    order = EpochOrder((400,) * 4, 0, open_shards=4)
+    for begin in range(0, 1_600, 4):
+        owners = owners_of(order, np.arange(begin, begin + 4), np.arange(4), (1.0,) * 4)
+        assert sorted(owners.tolist()) == [0, 1, 2, 3]
 
 
 def test_empty_shards_are_refused() -> None:

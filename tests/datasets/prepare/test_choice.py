@@ -6,7 +6,7 @@ import pytest
 from qfleet.datasets.format import open_dataset
 from qfleet.datasets.inspect import validate_dataset
 from qfleet.datasets.prepare import PreparePlan, SplitRule, parse_capacities, prepare_dataset, require_group
-from qfleet.datasets.prepare.choice import balance, choose
+from qfleet.datasets.prepare.choice import ChoiceRule, balance, choose
 from qfleet.errors import UsageError
 from tests.support.recorded import make_dataset
 
@@ -34,15 +34,15 @@ def test_the_longest_episodes_are_placed_first(tmp_path: Path) -> None:
 def test_the_first_of_equal_episodes_is_kept(tmp_path: Path) -> None:
     index = make_dataset(tmp_path / "a", [4] * 6).index
     twice = [*index, *(replace(row, id=f"again-{row.id}") for row in index[:2])]
-    found = choose(twice, SplitRule(), unique=True)
+    found = choose(twice, ChoiceRule(unique=True))
     assert set(found.splits) == {row.id for row in index}
     assert found.num_dropped == 2
-    assert choose(twice, SplitRule(), unique=False).num_dropped == 0
+    assert choose(twice, ChoiceRule()).num_dropped == 0
 
 
 def test_a_group_is_in_one_split(tmp_path: Path) -> None:
     index = [replace(row, seed=at % 7) for at, row in enumerate(make_dataset(tmp_path / "a", [4] * 70).index)]
-    found = choose(index, SplitRule(40, 30, 30), "seed", unique=False)
+    found = choose(index, ChoiceRule(SplitRule(40, 30, 30), "seed"))
     for seed in range(7):
         assert len({found.splits[row.id] for row in index if row.seed == seed}) == 1
     assert len(set(found.splits.values())) > 1

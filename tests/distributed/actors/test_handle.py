@@ -22,6 +22,9 @@ class FakeActor:
         self.looks -= 1
         return self.looks >= 0
 
+    def is_pending(self) -> bool:
+        return False
+
     def why_lost(self) -> WorkerLost:
         return WorkerDied("its process was ended by SIGKILL")
 
@@ -61,6 +64,16 @@ def test_an_actor_that_does_not_end_is_killed_in_time() -> None:
     ActorHandle(process, FakeActor(0), stop_seconds=0.05).stop()
     assert time.monotonic() - begin < 10
     assert process.calls == ["request_stop", "stop"]
+
+
+def test_a_hung_actor_is_killed_without_waiting() -> None:
+    process, channel = FakeActor(looks=10**9), FakeActor(0)
+    handle = ActorHandle(process, channel, stop_seconds=30.0)
+    begin = time.monotonic()
+    handle.kill()
+    assert time.monotonic() - begin < 5
+    assert process.calls == ["request_stop", "stop"]
+    assert channel.calls == ["request_stop"]  # what it has sent can still be read
 
 
 def test_the_cause_of_a_loss_is_that_of_the_process() -> None:

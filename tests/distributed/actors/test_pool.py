@@ -47,7 +47,7 @@ class FakeActor:
         actor = make_actor(plan, world, policy, worker=worker, incarnation=incarnation, exploration_step=steps)
         actor.start()
         self.queue, self.running, self.moved = RolloutQueue(4), True, 0
-        self.stuck = self.invalid = self.ended = self.closed = False
+        self.stuck = self.invalid = self.ended = self.closed = self.pending = False
         self.found: WorkerLost = WorkerDied("the actor broke")
         self.faults: list[EnvFaultMessage] = []
         self.extra: deque[Rollout] = deque()  # delivered before the actor's own
@@ -79,6 +79,9 @@ class FakeActor:
 
     def stop(self) -> None:
         self.running, self.ended = False, True
+
+    def is_pending(self) -> bool:
+        return self.pending
 
     def why_lost(self) -> WorkerLost:
         assert not self.ended  # a loss found later would only be that by the stop
@@ -281,6 +284,27 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     assert events[0]["words"] == {"senseless": nonsense, "hung": silence, "dead": "the actor broke"}[how]
     assert components.steps == sum(pool.ledger.steps)
     assert updates_missing(components) == 0
+
+
+def test_an_actor_without_a_place_waits_and_is_reported_once() -> None:
+    _, pool, launcher, clock = make_fake_pool()
+    events: list[dict[str, Any]] = []
+    pool.use_run_folder(Path(), lambda kind, **fields: events.append({"kind": kind, **fields}))
+    pool.start()
+    waiting = fake_of(pool.handles[1])
+    waiting.pending = waiting.stuck = True
+    for _ in range(200):  # many times as long as an actor may be silent
+        clock.now += 1.0
+        pool.poll()
+    assert launcher.launched == [(0, 0), (1, 0)]
+    assert [(event["kind"], event["worker"]) for event in events] == [("actor_waiting", 1)]
+    assert pool.num_working() == 1
+    waiting.pending = False  # it has a place now, and must move
+    while len(events) < 2:
+        clock.now += 1.0
+        pool.poll()
+    assert (events[1]["kind"], events[1]["cause"]) == ("actor_lost", "hung")
+    assert 200 + 60 <= clock.now <= 200 + 62  # its start has the usual limit
 
 
 def test_a_dead_actor_is_found_in_the_middle_of_a_long_turn() -> None:

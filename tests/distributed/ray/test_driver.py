@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,10 @@ def begin(home: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subpro
     """Starts `qfleet train`, and leaves none running."""
     begun: list[subprocess.Popen[str]] = []
 
-    def start(changes: Settings, env_id: str = "CartPole-v1", **more: str) -> subprocess.Popen[str]:
-        arguments = [*train_arguments(tmp_path, changes, env_id), "--name", f"run{len(begun)}"]
+    def start(
+        changes: Settings, env_id: str = "CartPole-v1", out: Path = tmp_path, **more: str
+    ) -> subprocess.Popen[str]:
+        arguments = [*train_arguments(out, changes, env_id), "--name", f"run{len(begun)}"]
         command = [sys.executable, "-m", "qfleet", *arguments]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         begun.append(subprocess.Popen(command, env={**home, **more}, cwd=tmp_path, text=True, **pipes))
@@ -260,7 +263,84 @@ def test_actor_learners_on_ray_train_and_are_resumed(begin: Any, home: dict[str,
 
 
 def test_a_run_on_two_nodes_survives_the_loss_of_one(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
-    token = tmp_path / "token"
+    with cluster_of_two(home, tmp_path) as (cluster, address):
+        refused = begin({**RAY, "runtime.address": address}, RAY_AUTH_TOKEN="b" * 40)
+        first = begin({**RAY, "runtime.address": address, "learners.num": 2, "runtime.learner_cpus": 0.5})
+        ended(first)
+        assert [row["learners"] for row in events(tmp_path / "run1", "group_formed")] == [2]
+        assert status(tmp_path / "run1")["updates"] == updates_due(tmp_path / "run1") > 0
+        assert "refused the token" in ended(refused, 2)[1]
+        # The learner fills the first node, so that the replay is on the second.
+        full = {"runtime.learner_cpus": 2, "runtime.actor_cpus": 0.5, "until.steps": 2_000}
+        apart = begin({**RAY, **REPLAY, **full, "runtime.address": address})
+        homes = wait_for(lambda: len(found := homes_of(cluster.pid)) == 2 and found)
+        ended(apart)
+        assert homes["TrainerHost"] != homes["ReplayHost"]
+        assert status(tmp_path / "run2")["updates"] == updates_due(tmp_path / "run2") > 500
+        second = begin({**RAY, **LONG, "runtime.address": address, "runtime.actor_cpus": 0.5})
+        run = tmp_path / "run3"
+        wait_for(lambda: steps(run) > 1_000)
+        tell(cluster, "remove", "removed")
+        lost = wait_for(lambda: events(run, "actor_lost"))
+        begun = steps(run)
+        wait_for(lambda: steps(run) > begun + 5_000)
+        second.send_signal(signal.SIGTERM)
+        ended(second, 143)
+        assert {event["incarnation"] for event in lost} == {0}
+        assert check_history(run / "history") == []
+
+
+def test_actors_wait_for_nodes_and_begin_when_one_joins(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+    """The cluster has room for three of the six actors: the run begins with them, and no budget is used up."""
+    with cluster_of_two(home, tmp_path) as (cluster, address):
+        six = {**RAY, **LONG, "actors.num": 6, "env.num": 6, "runtime.hung_seconds": 5, "runtime.restarts": 1}
+        process = begin({**six, "runtime.address": address})
+        run = tmp_path / "run0"
+        wait_for(lambda: steps(run) > 1_000)
+        waiting = wait_for(lambda: len(found := events(run, "actor_waiting")) == 3 and found)
+        assert len(acting(cluster.pid)) == 3
+        assert read_rows(run / "metrics.jsonl")[-1]["actors"] == "3/6"
+        tell(cluster, "add", "added")
+        wait_for(lambda: len(acting(cluster.pid)) == 5)
+        process.send_signal(signal.SIGTERM)
+        ended(process, 143)
+        assert len({event["worker"] for event in waiting}) == 3
+        assert events(run, "actor_lost") == []
+        warned = [event["text"] for event in events(run, "warning")]
+        assert len([text for text in warned if "waits for a node with free CPUs" in text]) == 3
+        assert check_history(run / "history") == []
+
+
+def test_a_node_with_other_code_takes_no_part(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+    """One node has a qfleet with another line, another has none: both are named, and nothing is learned from them."""
+    changed, none = tmp_path / "changed", tmp_path / "none"
+    shutil.copytree(ROOT / "qfleet", changed / "qfleet", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(changed / "qfleet" / "envs" / "cartpole.py", "a") as file:
+        file.write("GRAVITY = 1.6\n")
+    (none / "qfleet").mkdir(parents=True)
+    (none / "qfleet" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'qfleet'\")\n")
+    with cluster_of_two(home, tmp_path) as (cluster, address):
+        tell(cluster, "remove", "removed")
+        tell(cluster, f"add {changed}", "added")
+        tell(cluster, f"add {none}", "added")
+        # One actor fits beside the learner; the others are given to the other nodes.
+        plan = {**RAY, **LONG, "actors.num": 4, "env.num": 4, "runtime.restarts": 1, "log.history": False}
+        process = begin({**plan, "runtime.address": address})
+        run = tmp_path / "run0"
+        lost = wait_for(lambda: len(found := events(run, "actor_lost")) >= 4 and found)
+        texts = {event["words"] for event in events(run, "actor_lost")}
+        assert {event["steps_rescued"] for event in lost} == {0}
+        assert any("it has other versions than the learner's node: qfleet code" in text for text in texts)
+        assert any("No module named 'qfleet'" in text for text in texts)
+        assert all("on node " in text for text in texts)
+        process.send_signal(signal.SIGTERM)
+        ended(process, 143)
+
+
+@contextmanager
+def cluster_of_two(home: dict[str, str], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A cluster of two nodes with a token, and its address."""
+    token = folder / "token"
     token.write_text("a" * 40)
     token.chmod(0o600)
     home |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
@@ -270,35 +350,34 @@ def test_a_run_on_two_nodes_survives_the_loss_of_one(begin: Any, home: dict[str,
         assert cluster.stdin
         assert cluster.stdout
         try:
-            address = cluster.stdout.readline().strip()
-            refused = begin({**RAY, "runtime.address": address}, RAY_AUTH_TOKEN="b" * 40)
-            first = begin({**RAY, "runtime.address": address, "learners.num": 2, "runtime.learner_cpus": 0.5})
-            ended(first)
-            assert [row["learners"] for row in events(tmp_path / "run1", "group_formed")] == [2]
-            assert status(tmp_path / "run1")["updates"] == updates_due(tmp_path / "run1") > 0
-            assert "refused the token" in ended(refused, 2)[1]
-            # The learner fills the first node, so that the replay is on the second.
-            full = {"runtime.learner_cpus": 2, "runtime.actor_cpus": 0.5, "until.steps": 2_000}
-            apart = begin({**RAY, **REPLAY, **full, "runtime.address": address})
-            homes = wait_for(lambda: len(found := homes_of(cluster.pid)) == 2 and found)
-            ended(apart)
-            assert homes["TrainerHost"] != homes["ReplayHost"]
-            assert status(tmp_path / "run2")["updates"] == updates_due(tmp_path / "run2") > 500
-            second = begin({**RAY, **LONG, "runtime.address": address, "runtime.actor_cpus": 0.5})
-            run = tmp_path / "run3"
-            wait_for(lambda: steps(run) > 1_000)
-            print("remove", file=cluster.stdin, flush=True)
-            assert cluster.stdout.readline().strip() == "removed"
-            lost = wait_for(lambda: events(run, "actor_lost"))
-            begun = steps(run)
-            wait_for(lambda: steps(run) > begun + 5_000)
-            second.send_signal(signal.SIGTERM)
-            ended(second, 143)
-            assert {event["incarnation"] for event in lost} == {0}
-            assert check_history(run / "history") == []
+            yield cluster, cluster.stdout.readline().strip()
         finally:
             print("end", file=cluster.stdin, flush=True)
             cluster.wait(timeout=60)
+
+
+def tell(cluster: subprocess.Popen[str], word: str, reply: str) -> None:
+    """Tell the cluster to do something, and wait for its word that it is done."""
+    assert cluster.stdin
+    assert cluster.stdout
+    print(word, file=cluster.stdin, flush=True)
+    assert cluster.stdout.readline().strip() == reply
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root only")
+def test_a_full_disk_ends_the_run_with_exit_code_5(begin: Any, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], check=True)
+    try:
+        process = begin({**RAY, **LONG, "log.every_steps": 10}, out=disk)
+        out, err = ended(process, 5)
+        assert "Traceback" not in out + err
+        assert "bug in qfleet" not in out + err
+        assert "space" in err
+        assert status(disk / "run0")["state"] == "failed"
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_killed_actor_is_replaced_and_ctrl_c_saves(begin: Any, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class FakeRay:
         self.hosts.append(FakeHost(self, kind))
         return SimpleNamespace(remote=lambda: self.hosts[-1])
 
-    def wait(self, calls: list[Call], timeout: float) -> tuple[list[Call], list[Call]]:
+    def wait(self, calls: list[Call], timeout: float, num_returns: int = 1) -> tuple[list[Call], list[Call]]:
         if calls[0].ready:
             return calls, []
         self.now += timeout

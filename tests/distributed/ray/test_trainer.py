@@ -1,5 +1,6 @@
 """The trainer as a worker of the driver, without Ray: what it replies, and what the driver does with it."""
 
+import errno
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,9 @@ class FakeTrainer:
     def is_alive(self) -> bool:
         return not self.dead
 
+    def is_pending(self) -> bool:
+        return False
+
     def why_lost(self) -> WorkerLost:
         return WorkerDied(PROCESS_ENDED + "The actor died unexpectedly.")
 
@@ -203,3 +207,16 @@ def test_a_trainer_that_does_not_start_is_a_usage_error() -> None:
         driver.wait_until_ready(fake.handle(ready=False), driver.ray_of(TASK.plan))
     assert "The actor died unexpectedly." in raised.value.why
     assert "runtime.learner_cpus" in raised.value.fix
+
+
+def test_a_full_disk_is_the_same_error_as_elsewhere() -> None:
+    """The command line turns such an error into a StorageError, exit code 5."""
+    from qfleet.cli.output import STORAGE_ERRNOS
+
+    full = OSError(errno.ENOSPC, "No space left on device", "/data/runs/x/metrics.jsonl")
+    result = trainer_host.failed_run(full, "Traceback ...")
+    error = driver.as_error(unpack(to_bytes(result), RunFailed, limit_bytes=1 << 16)[0])
+    assert isinstance(error, OSError)
+    assert error.errno in STORAGE_ERRNOS
+    assert (error.strerror, error.filename) == ("No space left on device", "/data/runs/x/metrics.jsonl")
+    assert isinstance(driver.as_error(trainer_host.failed_run(ValueError("x"), "trace")), RuntimeError)

@@ -95,6 +95,9 @@ class FakeControl:
     def is_alive(self) -> bool:
         return self.alive
 
+    def is_pending(self) -> bool:
+        return False
+
     def why_lost(self) -> WorkerLost:
         return self.found
 

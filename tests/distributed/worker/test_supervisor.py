@@ -54,6 +54,17 @@ def test_a_dead_worker_is_found_at_once_and_due_within_five_seconds() -> None:
     assert supervisor.started(0, 1.2) == 1
 
 
+def test_a_worker_that_waits_for_a_place_is_not_hung_and_does_not_count_as_running() -> None:
+    supervisor = make_supervisor()
+    for worker in supervisor.due(0.0):
+        supervisor.started(worker, 0.0)
+    for second in range(1, 1_000):
+        assert supervisor.check(0, float(second), alive=True, progress=0, pending=True) is None
+        assert supervisor.check(1, float(second), alive=True, progress=second) is None
+    assert supervisor.num_running == 1
+    assert watch(supervisor, 0, 1_000.0, 1_100.0, progress=0) == 1_019.0  # start_seconds after it had a place
+
+
 def test_a_worker_without_progress_is_hung_after_hung_seconds() -> None:
     supervisor = make_supervisor()
     supervisor.started(0, 0.0)
