@@ -1,7 +1,7 @@
 """How fast `qfleet data collect` records: environment steps per second beside the same actors without writing.
 
-Both play the same policy in equally many native environments of this process: `ours` records and writes a data set,
-`limit` drops what the actor returns. The files of every round are removed again.
+Both play the same policy (the network of the environment's preset, epsilon 0.1) in equally many environments of this
+process: `ours` records and writes a data set, `limit` drops what the actor returns. The files of a round are removed.
 """
 
 import shutil
@@ -11,19 +11,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from qfleet.act.mixture import PlayedPolicy
+from qfleet.build.make import make_policy
+from qfleet.build.resolve import resolve
 from qfleet.build.threads import torch_threads
+from qfleet.data import World
 from qfleet.datasets.format import BlockWriter, publish
 from qfleet.datasets.storage import open_place
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
-from qfleet.workflow.behaviours import Behaviour
 from qfleet.workflow.playing import Amount, describe_world, make_playing_world, make_recording, record_into
 
 BAR = 0.9
 # Each with the steps of a round: a few seconds.
 WORLDS = {
-    "CartPole": ("CartPole-v1", {"env.num": 64}, 600_000),
-    "MinAtar Breakout": ("MinAtar/Breakout-v1", {"env.num": 16}, 100_000),
+    "CartPole": ("CartPole-v1", {"env.num": 64}, 300_000),
+    "MinAtar Breakout": ("MinAtar/Breakout-v1", {"env.num": 16}, 60_000),
 }
 
 
@@ -44,7 +49,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 def play(plan: Plan, steps: int) -> float:
     """Steps per second of the actor alone."""
     with torch_threads(1), closing(make_playing_world(plan)) as world:
-        recording = make_recording(plan, world, BEHAVIOURS, Amount(steps=steps), trust_env=False)
+        recording = make_recording(plan, world, policies(plan, world), Amount(steps=steps))
         actor = recording.actor
         actor.record_probability = False
         began = time.perf_counter()
@@ -62,7 +67,7 @@ def record(plan: Plan, steps: int) -> float:
     try:
         with torch_threads(1), closing(make_playing_world(plan)) as world:
             description = describe_world(plan, world)
-            recording = make_recording(plan, world, BEHAVIOURS, Amount(steps=steps, cut=True), trust_env=False)
+            recording = make_recording(plan, world, policies(plan, world), Amount(steps=steps, cut=True))
             began = time.perf_counter()
             written = record_into(BlockWriter(place, description, plan.seed), recording)
             publish(place, description, written, {"made_by": "benchmark"})
@@ -71,7 +76,11 @@ def record(plan: Plan, steps: int) -> float:
         shutil.rmtree(folder)
 
 
-BEHAVIOURS = [Behaviour("random", 1.0)]
+def policies(plan: Plan, world: World) -> list[PlayedPolicy]:
+    """The policy that plays: fresh weights are as fast as learned ones."""
+    policy = make_policy(resolve(plan, world.spec), world.spec, torch.device("cpu"))
+    return [PlayedPolicy("fresh, epsilon=0.1", 0.1, policy)]
+
 
 if __name__ == "__main__":
     for row in measure(3):

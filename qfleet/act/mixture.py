@@ -46,6 +46,8 @@ class Mixture:
         self.shares = np.array([part.share for part in self.parts]) / sum(part.share for part in self.parts)
         self.epsilons = np.array([part.epsilon for part in self.parts])
         self.playing = np.zeros(self.num_lanes, np.uint8)
+        self.lane_epsilons = self.epsilons[self.playing]
+        self.num_actions = float(np.prod(self.actions, dtype=np.float64))
         self.best = np.zeros(self.num_lanes, np.int64)
         self.begun = np.zeros(self.num_lanes, np.int64)  # episodes of each lane
         self.steps = np.zeros(len(self.parts))
@@ -68,6 +70,7 @@ class Mixture:
             self.playing[lane] = self._furthest_behind(self.steps) if self.by_steps else self._policy_of(episode)
             self.begun[lane] += 1
             self.assigned[self.playing[lane]] += 1
+        self.lane_epsilons = self.epsilons[self.playing]
 
     def count_steps(self, lanes: Array) -> None:
         """These lanes (bool [B]) have made a step."""
@@ -120,15 +123,15 @@ class Mixture:
         self.best = np.zeros(self.num_lanes, np.int64)
         for lanes, found in self.outputs:
             self.best[lanes] = greedy(found, None if mask is None else mask[lanes], self.actions)
-        return best_or_random(self.best, self.epsilons[self.playing], rng, mask, self.actions)
+        return best_or_random(self.best, self.lane_epsilons, rng, mask, self.actions)
 
     def probability(self, action: Array, values: Array, step: int, mask: Array | None) -> Array | None:
         """By the policy that has chosen the action."""
-        epsilon = self.epsilons[self.playing]
-        num_allowed = np.prod(self.actions, dtype=np.float64) if mask is None else np.maximum(mask.sum(1), 1)
+        epsilon = self.lane_epsilons
+        num_allowed = self.num_actions if mask is None else np.maximum(mask.sum(1), 1)
         probability: Array = epsilon / num_allowed + (1.0 - epsilon) * (action == self.best)
         return probability
 
     def epsilon(self, step: int) -> float | None:
         """The mean over the lanes."""
-        return float(self.epsilons[self.playing].mean())
+        return float(self.lane_epsilons.mean())

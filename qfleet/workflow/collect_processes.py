@@ -22,7 +22,7 @@ from qfleet.plan.validate.placement import num_senders
 from qfleet.system.child_process import fork_server
 from qfleet.system.worker_errors import raise_usage_error
 from qfleet.system.worker_process import WorkerOptions, WorkerProcess
-from qfleet.workflow.behaviours import Behaviour
+from qfleet.workflow.behaviours import Behaviour, load_policies
 from qfleet.workflow.playing import Amount, Show, describe_world, make_playing_world, make_recording, record_into
 
 POLL_SECONDS = 0.2
@@ -165,9 +165,8 @@ def collect_until_enough(setup: CollectSetup) -> None:
     place = open_place(setup.url)
     reports = _Reports(setup.connection)
     with closing(make_own_world(plan, setup.worker, 0)) as world:
-        recording = make_recording(
-            plan, world, setup.behaviours, setup.amount, setup.trust_env, reports.show, setup.worker
-        )
+        parts = load_policies(setup.behaviours, plan.env.id, world.spec, setup.trust_env)
+        recording = make_recording(plan, world, parts, setup.amount, reports.show, setup.worker)
         reports.send(CollectedSoFar(0, 0))
         writer = BlockWriter(place, describe_world(plan, world), plan.seed, prefix=f"a{setup.worker:03d}-")
         written = record_into(writer, recording)

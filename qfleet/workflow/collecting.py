@@ -15,7 +15,7 @@ from qfleet.datasets.format import (
 from qfleet.datasets.storage import Place, open_place
 from qfleet.errors import UsageError
 from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
-from qfleet.workflow.behaviours import Behaviour, parse_behaviour, parse_mixture
+from qfleet.workflow.behaviours import Behaviour, load_policies, parse_behaviour, parse_mixture
 from qfleet.workflow.playing import Amount, Show, describe_world, make_playing_world, make_recording, record_into
 
 __all__ = ["Behaviour", "collect", "parse_behaviour", "parse_mixture"]
@@ -78,7 +78,8 @@ def collect_here(
     with torch_threads(1), closing(make_playing_world(plan)) as world:
         description = describe_world(plan, world)
         writer = BlockWriter(place, description, plan.seed)
-        recording = make_recording(plan, world, behaviours, amount, trust_env, show)
+        parts = load_policies(behaviours, plan.env.id, world.spec, trust_env)
+        recording = make_recording(plan, world, parts, amount, show)
         return description, record_into(writer, recording), recording.faults
 
 

@@ -1,6 +1,6 @@
 """Playing and recording with one actor until there is enough. Shapes: B lanes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from qfleet.act import Actor, Policy
-from qfleet.act.mixture import Mixture
+from qfleet.act.mixture import Mixture, PlayedPolicy
 from qfleet.act.recording import RolloutRecorder
 from qfleet.build.seeds import EXPLORE, stream
 from qfleet.data import Array, Rollout, World
@@ -17,8 +17,8 @@ from qfleet.datasets.format import BlockWriter, Description, EpisodeBlock, Writt
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan
-from qfleet.workflow.behaviours import Behaviour, load_policies
 
+SHOW_ROWS = 16  # from one look at faults and progress to the next
 Show = Callable[[int, int], object]  # is given the episodes and steps so far
 
 
@@ -69,8 +69,11 @@ class Recording:
                 self.mixture.begin_episodes(actor.last)
             actor.send()
             yield from self._add(actor.receive()[0])
-            self.faults += len(actor.take_faults())
-            self.show(self.episodes, self.steps)
+            if actor.sequence % SHOW_ROWS == 0:
+                self.faults += len(actor.take_faults())
+                self.show(self.episodes, self.steps)
+        self.faults += len(actor.take_faults())
+        self.show(self.episodes, self.steps)
         if self.amount.cut:
             yield from self.recorder.add(final_row(actor), ~actor.last[None])
         if (block := self.recorder.cut()) is not None:
@@ -79,18 +82,20 @@ class Recording:
     def _add(self, rollout: Rollout) -> Iterator[EpisodeBlock]:
         """Record a row; lanes that would make a step too many are cut off before it."""
         surplus = None
-        if self.amount.cut and self.amount.steps is not None:
-            surplus = np.cumsum(~rollout.last, 1) > self.amount.steps - self.steps
+        steps = self.amount.steps
+        if self.amount.cut and steps is not None and self.steps + self.recorder.num_lanes > steps:
+            surplus = np.cumsum(~rollout.last, 1) > steps - self.steps
             if surplus.any():
                 rollout.last = rollout.last | surplus
         self._count(~rollout.last[0])
         return self.recorder.add(rollout, surplus)
 
     def _count(self, steps: Array) -> None:
+        num = int(np.count_nonzero(steps))
         self.mixture.count_steps(steps)
         self.lane_steps += steps
-        self.steps += int(np.count_nonzero(steps))
-        if not steps.all():
+        self.steps += num
+        if num < len(steps):
             over = ~steps & (self.lane_steps > 0)
             self.ended += over
             self.episodes += int(np.count_nonzero(over))
@@ -133,14 +138,12 @@ def describe_world(plan: Plan, world: World) -> Description:
 def make_recording(
     plan: Plan,
     world: World,
-    behaviours: Sequence[Behaviour],
+    parts: list[PlayedPolicy],
     amount: Amount,
-    trust_env: bool,
     show: Show = lambda episodes, steps: None,
     worker: int = 0,
 ) -> Recording:
     """An actor in this world, one of several with equally many lanes."""
-    parts = load_policies(behaviours, plan.env.id, world.spec, trust_env)
     lanes = {"first_lane": worker * world.num, "total_lanes": plan.env.num}
     mixture = Mixture(parts, world.spec, world.num, by_steps=amount.steps is not None, **lanes)
     key = (worker, 0) if worker else ()

@@ -1,5 +1,7 @@
 """`qfleet data collect`: record the episodes of policies in an environment."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,7 @@ from qfleet.plan import read_plan
 if TYPE_CHECKING:
     from qfleet.plan.schema import Plan
 
+Show = Callable[[int, int], object]
 Out = Annotated[str, Parameter(help="Folder in which a run is looked for by its name.")]
 
 
@@ -53,40 +56,39 @@ def collect(
 
     plan = _collecting_plan(source, run, settings, seed)
     behaviours = parse_mixture(policy, run, lambda text: _require_run(text, out))
-    progress = CountProgress("collect", "steps" if num_episodes is None else "episodes")
-
-    def show(done_episodes: int, done_steps: int) -> None:
-        if num_episodes is None:
-            progress.show(done_steps, num_steps or 0)
-        else:
-            progress.show(min(done_episodes, num_episodes), num_episodes)
-
-    try:
-        start(
-            plan,
-            url,
-            behaviours,
-            episodes=num_episodes,
-            steps=num_steps,
-            cut=cut,
-            trust_env=trust_env,
-            show=(lambda done, steps: None) if quiet else show,
-            warn=lambda text: echo(f"warning: {text}", to_stderr=True),
-        )
-    except KeyboardInterrupt:
-        progress.end()
-        echo(
-            f"stopped: there is no data set at {url}; the next collection there writes over what is there",
-            to_stderr=True,
-        )
-        raise
-    finally:
-        progress.end()
+    with _shown(url, num_episodes, num_steps, quiet) as show:
+        amount: dict[str, int | None] = {"episodes": num_episodes, "steps": num_steps}
+        start(plan, url, behaviours, **amount, cut=cut, trust_env=trust_env, show=show, warn=_warn)
     if quiet:
         return 0
     from qfleet.cli.offline.inspect import inspect
 
     return inspect(url, json=json)
+
+
+@contextmanager
+def _shown(url: str, num_episodes: int | None, num_steps: int | None, quiet: bool) -> Iterator[Show]:
+    """Shows how far the collection is; says what is left of one that was stopped."""
+    progress = CountProgress("collect", "steps" if num_episodes is None else "episodes")
+
+    def show(episodes: int, steps: int) -> None:
+        if num_episodes is not None:
+            progress.show(min(episodes, num_episodes), num_episodes)
+        elif num_steps is not None:
+            progress.show(min(steps, num_steps), num_steps)
+
+    try:
+        yield (lambda episodes, steps: None) if quiet else show
+    except KeyboardInterrupt:
+        progress.end()
+        echo(f"stopped: there is no data set at {url}; the next collection writes over what is there", to_stderr=True)
+        raise
+    finally:
+        progress.end()
+
+
+def _warn(text: str) -> None:
+    echo(f"warning: {text}", to_stderr=True)
 
 
 def _find_run(text: str, out: str) -> Path | None:

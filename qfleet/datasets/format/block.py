@@ -39,6 +39,13 @@ class EpisodeBlock:
         return starts
 
     @property
+    def ends(self) -> Array:  # [R]
+        """The last row of every episode, which is no step."""
+        ends = np.zeros(len(self.action), np.bool_)
+        ends[self.starts + self.lengths] = True
+        return ends
+
+    @property
     def num_steps(self) -> int:
         """The steps of all episodes."""
         return int(self.lengths.sum())
@@ -164,23 +171,31 @@ def block_table(block: EpisodeBlock, layout: Layout) -> Any:
     sizes = block.lengths + 1
     ends = block.starts + block.lengths
     num = len(block.action)
-    none = np.zeros(num, np.bool_)
-    none[ends] = True
+    none = block.ends
     which = np.repeat(np.arange(len(block.ids)), sizes)
+    known = ~(none | np.isnan(block.probability))
     columns = [
         pa.array(block.ids, pa.string()).take(pa.array(which)),
         pa.array((np.arange(num) - np.repeat(block.starts, sizes)).astype(np.int32)),
-        pa.array(np.where(none, 0, block.action), mask=none),
-        pa.array(np.where(none, 0.0, block.reward), mask=none),
-        pa.array(_at_ends(block.terminated, ends, num), mask=none),
-        pa.array(_at_ends(block.truncated, ends, num), mask=none),
-        pa.array(block.probability, mask=none | np.isnan(block.probability)),
+        _numbers(pa.int64(), np.where(none, 0, block.action), ~none),
+        _numbers(pa.float64(), np.where(none, 0.0, block.reward), ~none),
+        _numbers(pa.bool_(), _at_ends(block.terminated, ends, num), ~none),
+        _numbers(pa.bool_(), _at_ends(block.truncated, ends, num), ~none),
+        _numbers(pa.float64(), np.where(known, block.probability, 0.0), known),
     ]
     columns += [_binary(block.observations[each.name], each.dtype, each.num_bytes) for each in layout.observations]
     if layout.masked:
         mask = np.ones((num, layout.num_actions), np.bool_) if block.mask is None else block.mask
         columns.append(_binary(mask, "bool", layout.num_actions))
     return pa.Table.from_arrays(columns, schema=layout.schema())
+
+
+def _numbers(kind: Any, values: Array, known: Array) -> Any:
+    """An Arrow array of numbers, null where they are not known, without a copy of each."""
+    pa = require_arrow()
+    data = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else values
+    buffers = [pa.py_buffer(np.packbits(known, bitorder="little")), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(values), buffers)
 
 
 def _at_ends(flags: Array, ends: Array, num: int) -> Array:
@@ -198,8 +213,7 @@ def _binary(array: Array, dtype: str, num_bytes: int) -> Any:
 
 def block_statistics(block: EpisodeBlock, num_actions: int) -> Statistics:
     """The statistics of the episodes of a block; final observations count too."""
-    steps = np.ones(len(block.action), np.bool_)
-    steps[block.starts + block.lengths] = False
+    steps = ~block.ends
     reward = np.where(steps, block.reward, 0.0)
     counted = num_actions <= MAX_ACTIONS
     return Statistics(
@@ -213,27 +227,30 @@ def block_statistics(block: EpisodeBlock, num_actions: int) -> Statistics:
 
 def content_hashes(block: EpisodeBlock) -> list[str]:
     """`RecordedEpisode.content_hash` of every episode."""
-    rows = {**{name: block.observations[name] for name in sorted(block.observations)}, "action": block.action}
-    rows |= {"reward": block.reward, "probability": block.probability}
-    rows |= {} if block.mask is None else {MASK: block.mask}
-    columns = [
-        (name, array, _memory(array), name in block.observations or name == MASK) for name, array in rows.items()
-    ]
-    unknown = np.isnan(block.probability)
-    ends = zip(block.terminated.tolist(), block.truncated.tolist(), strict=True)
+    rows = [(name, block.observations[name], 1) for name in sorted(block.observations)]
+    rows += [("action", block.action, 0), ("reward", block.reward, 0), ("probability", block.probability, 0)]
+    rows += [] if block.mask is None else [(MASK, block.mask, 1)]
+    columns = [(name, *_head_and_tail(name, array), *_memory(array), more) for name, array, more in rows]
+    starts = block.starts
+    unknown = np.add.reduceat(np.isnan(block.probability) & ~block.ends, starts) > 0
+    fields = (starts, block.lengths, block.terminated, block.truncated, unknown)
     found = []
-    for start, length, (terminated, truncated) in zip(block.starts.tolist(), block.lengths.tolist(), ends, strict=True):
-        digest = hashlib.sha256(f"{length} {terminated} {truncated}".encode())
-        for name, array, memory, is_longer in columns:
-            num = length + is_longer
-            if name == "probability" and unknown[start : start + num].any():
-                continue
-            digest.update(f"\n{name} {array.dtype.str} {(num, *array.shape[1:])}\n".encode())
-            digest.update(memory[start : start + num].data)
-        found.append(digest.hexdigest())
+    for start, length, *ends, is_unknown in zip(*(each.tolist() for each in fields), strict=True):
+        parts: list[bytes | memoryview] = [f"{length} {ends[0]} {ends[1]}".encode()]
+        for name, head, tail, memory, width, more in columns:
+            if not (is_unknown and name == "probability"):
+                parts += [head % (length + more), tail, memory[start * width : (start + length + more) * width]]
+        found.append(hashlib.sha256(b"".join(parts)).hexdigest())
     return found
 
 
-def _memory(array: Array) -> Array:  # [R, bytes of a row]
+def _head_and_tail(name: str, array: Array) -> tuple[bytes, bytes]:
+    """What is hashed before the bytes of an array: up to its first length, and after it."""
+    shape = str((0, *array.shape[1:]))
+    return f"\n{name} {array.dtype.str} (".encode() + b"%d", f"{shape[2:]}\n".encode()
+
+
+def _memory(array: Array) -> tuple[memoryview, int]:
+    """The bytes of an array, and how many belong to a row."""
     plain = np.ascontiguousarray(array)
-    return plain.reshape(len(plain), -1).view(np.uint8)
+    return plain.reshape(-1).view(np.uint8).data, plain.nbytes // len(plain)

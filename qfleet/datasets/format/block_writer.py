@@ -170,31 +170,15 @@ def block_index(
     block: EpisodeBlock, file: str, group: int, begin: int, env_id: str, seed: int | None
 ) -> list[IndexRow]:
     """The rows of the index for the episodes of a block."""
-    hashes = content_hashes(block)
-    return [
-        IndexRow(
-            id=id,
-            file=file,
-            row_group=group,
-            row=begin + start,
-            length=length,
-            undiscounted_return=float(np.sum(block.reward[start : start + length])),
-            terminated=terminated,
-            truncated=truncated,
-            seed=seed,
-            world=env_id,
-            behaviour=behaviour,
-            split="all",
-            hash=hashed,
-        )
-        for id, behaviour, start, length, terminated, truncated, hashed in zip(
-            block.ids,
-            block.behaviours,
-            block.starts.tolist(),
-            block.lengths.tolist(),
-            block.terminated.tolist(),
-            block.truncated.tolist(),
-            hashes,
-            strict=True,
-        )
-    ]
+    starts = block.starts.tolist()
+    lengths = block.lengths.tolist()
+    ends = zip(block.terminated.tolist(), block.truncated.tolist(), strict=True)
+    named = zip(block.ids, block.behaviours, content_hashes(block), strict=True)
+    rows = []
+    for (id, behaviour, hashed), start, length, (terminated, truncated) in zip(
+        named, starts, lengths, ends, strict=True
+    ):
+        total = float(np.add.reduce(block.reward[start : start + length]))
+        place = (file, group, begin + start, length)
+        rows.append(IndexRow(id, *place, total, terminated, truncated, seed, env_id, behaviour, "all", hashed))
+    return rows
