@@ -89,7 +89,8 @@ class ArrayCache:
         if (found := self.open(header)) is not None:
             return found
         if header.bytes > self.max_bytes:
-            return self._without(f"{header.bytes:,} bytes are more than replay.disk_bytes={self.max_bytes}")
+            self._warn_once(f"{header.bytes:,} bytes are more than replay.disk_bytes={self.max_bytes}")
+            return None
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with self._locked(key) as mine:
@@ -99,7 +100,8 @@ class ArrayCache:
                     return None
                 self._write(header, fill)
         except OSError as error:
-            return self._without(error.strerror or str(error))
+            self._warn_once(error.strerror or str(error))
+            return None
         self.num_made += 1
         return self.open(header)
 
@@ -235,7 +237,7 @@ class ArrayCache:
         finally:
             os.close(file)
 
-    def _without(self, reason: str) -> None:
+    def _warn_once(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
             self.warn(f"decoded files are not kept in {self.folder}: {reason}; they are decoded into memory")
