@@ -24,6 +24,7 @@ from qfleet.datasets.estimates import (
 )
 
 LEAST_CORRELATION = 0.8
+SUPPORT = ("effective episodes", "effective in its value", "mean weight")  # of importance sampling
 TRUE_EPISODES = 100
 CARTPOLE_GAMMA = 0.97
 LAKE_GAMMA = 0.95
@@ -221,7 +222,7 @@ def page(found: dict[str, Any]) -> str:
             f"{each['regret_at_1']:.3g}.\n"
         )
         rows = [table_row(row) for row in each["policies"]]
-        header = ("policy", "true return", "fitted Q", "95 %", "weighted importance", "effective episodes")
+        header = ("policy", "true return", "fitted Q", "95 %", "weighted importance", *SUPPORT)
         parts.append(report.table(header, rows))
     return "\n".join(parts)
 
@@ -232,8 +233,10 @@ def table_row(row: dict[str, Any]) -> tuple[Any, ...]:
     weighted = row["importance"]
     span = None if fitted["low"] is None else f"{fitted['low']:.3g} to {fitted['high']:.3g}"
     value = "refused" if weighted["value"] is None else f"{weighted['value']:.3g}"
-    size = weighted["support"].get("effective_episodes")
-    return (row["policy"], f"{row['true']:.3g}", fitted["value"] and f"{fitted['value']:.3g}", span, value, size)
+    rests_on = [weighted["support"].get(name) for name in ("effective_episodes", "effective_parts")]
+    mean = [f"{weighted['support'][f'mean_weight_{end}']:.2g}" for end in ("low", "high")]
+    estimate = fitted["value"] and f"{fitted['value']:.3g}"
+    return (row["policy"], f"{row['true']:.3g}", estimate, span, value, *rests_on, " to ".join(mean))
 
 
 def main() -> int:

@@ -97,5 +97,19 @@ def test_extras_that_messages_name_exist() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == install.install_command.__name__
     ]
     named = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
-    assert {"plot", "pandas", "tb", "video", "minatar", "atari", "lz4", "mpi", "ray", "data", "minari", "s3"} == named
+    assert {
+        "plot",
+        "pandas",
+        "tb",
+        "video",
+        "minatar",
+        "atari",
+        "lz4",
+        "mpi",
+        "ray",
+        "data",
+        "minari",
+        "s3",
+        "hdfs",
+    } == named
     assert named <= extras.keys()

@@ -66,6 +66,7 @@ class Actor:
         worker: int = 0,
         incarnation: int = 0,
         record_values: bool = False,
+        record_probability: bool = False,
         exploration_step: Callable[[], int] | None = None,
     ) -> None:
         self.world = world
@@ -84,6 +85,8 @@ class Actor:
         self.action = np.zeros(world.num, np.int64)
         self.record_values = record_values  # into rollouts, for initial priorities and lambda returns
         self.value: Array | None = None
+        self.record_probability = record_probability  # of the actions, for a data set
+        self.probability: Array | None = None
         # The recurrent state before and after the current action.
         self.memory = self.next_memory = policy.initial_state(world.num)
 
@@ -111,7 +114,12 @@ class Actor:
 
     def explore(self, values: Array) -> Array:  # -> [B]
         """Exploring actions for the latest step."""
-        return self.explorer.choose(values, self.exploration_step(), self.rng, self.current().mask)
+        step = self.exploration_step()
+        mask = self.current().mask
+        action = self.explorer.choose(values, step, self.rng, mask)
+        if self.record_probability:
+            self.probability = self.explorer.probability(action, values, step, mask)
+        return action
 
     def expected_values(self, values: Array, mask: Array | None) -> Array:  # [B, 2]
         """The values of the chosen and of the best actions."""
@@ -143,6 +151,7 @@ class Actor:
             mask=None if previous.mask is None else previous.mask[None],
             state=None if self.memory is None else self.memory[None],
             value=None if self.value is None else self.value[None],
+            probability=None if self.probability is None else self.probability[None],
         )
         self.memory = add_reward(self.next_memory, now.reward, last)
         self.steps += self.in_flight

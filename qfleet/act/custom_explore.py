@@ -30,6 +30,10 @@ class OwnExplorer:
             )
         return to_joint_actions(actions, self.counts)
 
+    def probability(self, action: Array, values: Array, step: int, mask: Array | None) -> Array | None:
+        """That of a user's function is unknown."""
+        return None
+
     def epsilon(self, step: int) -> float | None:
         """The epsilon of a user's function is unknown."""
         return None

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from qfleet.data import Array, join_actions
+from qfleet.data import Array, join_actions, split_actions
 from qfleet.errors import UsageError
 from qfleet.plan import schema
 from qfleet.plan.schema import Algo
@@ -35,6 +35,9 @@ class Explorer(Protocol):
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """An action [B] for each lane; always draws the same number of random numbers."""
+
+    def probability(self, action: Array, values: Array, step: int, mask: Array | None) -> Array | None:
+        """The probability [B] with which `choose` takes these actions; None if it is unknown."""
 
     def epsilon(self, step: int) -> float | None:
         """The share of random actions at this step, over all lanes; None if there is no epsilon."""
@@ -61,17 +64,34 @@ def epsilon_greedy(
     values: Array, epsilon: float | Array, rng: np.random.Generator, mask: Array | None, counts: tuple[int, ...]
 ) -> Array:  # -> [B]
     """The best action, or with probability epsilon any allowed one."""
+    return best_or_random(greedy(values, mask, counts), epsilon, rng, mask, counts)
+
+
+def best_or_random(
+    best: Array, epsilon: float | Array, rng: np.random.Generator, mask: Array | None, counts: tuple[int, ...]
+) -> Array:  # -> [B]
+    """These actions [B], or with probability epsilon any allowed one."""
     # All numbers are drawn for every lane and step, so that the generator's state does not depend on epsilon.
     draw_per_dimension = math.prod(counts) > MAX_ACTIONS_PER_DRAW
-    explore, *draws = rng.random((1 + len(counts) if draw_per_dimension else 2, len(values)))
+    explore, *draws = rng.random((1 + len(counts) if draw_per_dimension else 2, len(best)))
     if mask is not None:
         random_action = random_allowed_actions(draws[0], mask)
     elif draw_per_dimension:
         random_action = join_actions([random_integers(*pair) for pair in zip(draws, counts, strict=True)], counts)
     else:
         random_action = random_integers(draws[0], math.prod(counts))
-    action: Array = np.where(explore < epsilon, random_action, greedy(values, mask, counts))
+    action: Array = np.where(explore < epsilon, random_action, best)
     return action
+
+
+def epsilon_greedy_probability(
+    action: Array, values: Array, epsilon: float | Array, mask: Array | None, counts: tuple[int, ...]
+) -> Array:  # -> [B]
+    """The probability with which `epsilon_greedy` takes these actions."""
+    num_allowed = np.prod(counts, dtype=np.float64) if mask is None else np.maximum(mask.sum(1), 1)
+    is_best = action == greedy(values, mask, counts)
+    probability: Array = np.asarray(epsilon / num_allowed + (1.0 - np.asarray(epsilon)) * is_best, np.float64)
+    return probability
 
 
 def random_integers(draw: Array, count: int) -> Array:  # [B] in [0, 1) -> [B] from 0 to count - 1
@@ -89,6 +109,20 @@ def sample_softmax(values: Array, temperature: float, rng: np.random.Generator, 
     threshold = rng.random(values.shape[:-1]) * cumulative[..., -1]
     chosen: Array = (cumulative > threshold[..., None]).argmax(-1)
     return chosen
+
+
+def softmax_probability(
+    action: Array, values: Array, temperature: float, mask: Array | None, counts: tuple[int, ...]
+) -> Array:  # -> [B]
+    """The probability with which `sample_softmax` takes these actions."""
+    allowed = values.astype(np.float64) if mask is None else np.where(mask, values, -np.inf)
+    weights = np.exp((allowed - allowed.max(-1, keepdims=True)) / temperature)
+    shares = weights / weights.sum(-1, keepdims=True)
+    if values.ndim == 2:
+        probability: Array = shares[np.arange(len(shares)), action]
+        return probability
+    choices = np.stack(split_actions(action, counts), 1)
+    return np.asarray(np.take_along_axis(shares, choices[:, :, None], 2)[:, :, 0].prod(1))
 
 
 def linear_schedule(start: float, end: float, steps: int) -> StepSchedule:
@@ -125,6 +159,10 @@ class EpsilonGreedyExplorer:
         """Draws two numbers per lane, or 1 + D if there are too many joint actions for one number."""
         return epsilon_greedy(values, self.epsilons(step), rng, mask, self.counts)
 
+    def probability(self, action: Array, values: Array, step: int, mask: Array | None) -> Array | None:
+        """That of the best action, and an equal share of epsilon for every allowed one."""
+        return epsilon_greedy_probability(action, values, self.epsilons(step), mask, self.counts)
+
     def epsilon(self, step: int) -> float | None:
         """The mean over the lanes."""
         return float(np.mean(self.epsilons(step)))
@@ -140,6 +178,10 @@ class SoftmaxExplorer:
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """Draws one number per lane and dimension."""
         return to_joint_actions(sample_softmax(values, self.temperature(step), rng, mask), self.counts)
+
+    def probability(self, action: Array, values: Array, step: int, mask: Array | None) -> Array | None:
+        """The product over the dimensions."""
+        return softmax_probability(action, values, self.temperature(step), mask, self.counts)
 
     def epsilon(self, step: int) -> float | None:
         """It has no epsilon."""

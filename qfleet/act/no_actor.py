@@ -15,6 +15,10 @@ class GreedyExplorer:
         """Never called: nothing acts."""
         raise TypeError("nothing acts in this run")
 
+    def probability(self, action: Array, values: Array, step: int, mask: Array | None) -> Array | None:
+        """Never asked for: nothing acts."""
+        return None
+
     def epsilon(self, step: int) -> float | None:
         """There is none."""
         return None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
@@ -12,11 +12,14 @@ from qfleet.audit.history import HistoryLog
 from qfleet.build.seeds import device_rng, set_device_rng
 from qfleet.data import Array, Batch, Report, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count
-from qfleet.learn import BatchSource, Learner, PopulationLearner, ReplaySource, dormant_units
+from qfleet.learn import BatchSource, Learner, PopulationLearner, ReplaySource, SizedSource, dormant_units
 from qfleet.learn.peers import Peers
 from qfleet.nets import set_noise
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
 from qfleet.system.restart_budget import RestartBudget
+
+if TYPE_CHECKING:
+    from qfleet.datasets.format import Dataset
 
 
 class ReplayProcess(Protocol):
@@ -32,6 +35,25 @@ class ReplayProcess(Protocol):
 
     def flush(self) -> None:
         """Return when all requests are done."""
+
+
+class DatasetRecorder(Protocol):
+    """Records what the actors do into a data set."""
+
+    def state_dict(self) -> State:
+        """What must survive a restart."""
+
+    def load_state_dict(self, state: State | None) -> None:
+        """Go on from there; None: the run began without a recording."""
+
+    def require_open(self) -> None:
+        """Refuse to record on after the data set is complete."""
+
+    def publish(self, env_steps: int) -> "Dataset":
+        """The run is done: complete the data set."""
+
+    def close(self) -> None:
+        """Release what it holds."""
 
 
 class ActorSide(Protocol):
@@ -104,6 +126,7 @@ class Components:
     batch_source: BatchSource
     learner: Learner | PopulationLearner
     peers: Peers | None = None  # the group of several learners, which has `learner` as its rank 0
+    recorder: DatasetRecorder | None = None  # of a data set
     remote_replay: ReplayProcess | None = None  # the process of the replay, if it has one
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, shown at the start
     inexact_reasons: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
@@ -151,6 +174,7 @@ class Components:
             **({} if drawn is None else {"accelerator": drawn}),
             **({"changed": sorted(self.changed_settings)} if self.changed_settings else {}),
             **({} if self.peers is None else {"together": self.peers.state_dict()}),
+            **({} if self.recorder is None else {"dataset": self.recorder.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
@@ -164,6 +188,8 @@ class Components:
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
         if self.peers is not None and "together" in state:
             self.peers.load_state_dict(state["together"])
+        if self.recorder is not None:  # before the actors, which may seal their lanes
+            self.recorder.load_state_dict(state.get("dataset"))
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
@@ -184,7 +210,7 @@ class Components:
         if scheduled or plan.steer.learning_rate != SteadyRate() or "optim.learning_rate" in changed:
             now["learning_rate"] = learner.current_rate()
         varies = plan.steer.batch != SteadyBatch() or "algo.batch_size" in changed
-        if isinstance(batch_source, ReplaySource) and varies:
+        if isinstance(batch_source, SizedSource) and varies:
             now["batch_size"] = batch_source.batch_size
         if isinstance(batch_source, ReplaySource) and batch_source.anneal is not None:
             now |= {"n_step": batch_source.replay.n_step.n, "discount": batch_source.replay.n_step.gamma}
@@ -203,6 +229,8 @@ class Components:
         if self.peers is not None:
             self.peers.close()
         self.batch_source.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
 
 @dataclass

@@ -16,7 +16,7 @@ from qfleet.learn import Learner, PopulationLearner, make_batch_source, make_cou
 from qfleet.learn.transfer import with_mirror
 from qfleet.nets import ImplicitQuantileHead, QNet, count_own_features, make_net, set_noise
 from qfleet.plan.schema import BufferReplay, CountBonus, ImplicitHead, PeriodicReset, Plan, PrioritizedSampler
-from qfleet.plan.traits import learns_from_data
+from qfleet.plan.traits import learns_from_data, mixes_data
 from qfleet.plan.validate.placement import actor_learner_plan
 from qfleet.qlearn import CustomHead, make_head
 from qfleet.replay import CustomSampler, Mirror, make_replay
@@ -53,6 +53,10 @@ def join_components(
     counts = isinstance(plan.algo.bonus, CountBonus)
     bonus = make_count_bonus(plan, stored, stream(plan.seed, NOVELTY)) if counts else None
     batch_source = make_batch_source(own, replay, learners[0], own.env.num, bonus)
+    if mixes_data(plan):
+        from qfleet.build.offline.prefill import use_recorded_share  # an extra
+
+        use_recorded_share(plan, batch_source, replay)
     learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)
     return Components(
         plan, stored, make_actors(LearnerSide(batch_source, learner, join_policies(policies))), batch_source, learner
@@ -158,6 +162,8 @@ def make_actor(
         worker=worker,
         incarnation=incarnation,
         record_values=record_values,
+        # A noisy network draws new values for every step: the probabilities of actions are not known.
+        record_probability=plan.save.dataset is not None and not plan.net.noisy,
         exploration_step=exploration_step,
     )
 

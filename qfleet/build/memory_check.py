@@ -11,6 +11,7 @@ from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory, make_net
 from qfleet.plan.schema import DatasetReplay, FreshReplay, NoMemory, OwnTorso, Plan, ProcessesRuntime, RayRuntime
+from qfleet.plan.traits import learns_in_epochs
 from qfleet.plan.validate.placement import has_replay_process
 from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_length, ring_rows, tree_levels
 
@@ -25,7 +26,8 @@ MIN_COMPRESSION = 4  # of frames, in most games
 def replay_bytes(plan: Plan, spec: Spec) -> int:
     """Bytes of a full replay of this spec: rows, queue, sampler, and the count of copies."""
     if isinstance(plan.replay, DatasetReplay):
-        return plan.replay.cache_bytes * plan.learners.num  # every learner has a cache of its own
+        # Every learner has a cache of its own; without epochs there is none, and the data set itself is checked.
+        return plan.replay.cache_bytes * plan.learners.num if learns_in_epochs(plan) else 0
     sample = sample_replay(plan, spec)
     spec = stored_spec(plan, spec)
     lanes = plan.env.num

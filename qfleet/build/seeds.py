@@ -15,6 +15,7 @@ WORLDS = 106
 SYNC = 107
 ACTOR_LEARNERS = 109
 CALLBACKS = 110
+RECORDED = 111
 
 
 def stream(seed: int, purpose: int, *more: int) -> np.random.Generator:

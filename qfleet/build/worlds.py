@@ -9,10 +9,10 @@ import msgspec
 
 from qfleet.build.seeds import WORLDS, stream
 from qfleet.build.threads import TASK_THREADS
-from qfleet.data import World
+from qfleet.data import Spec, World
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.plan.schema import BufferReplay, InlineRuntime, Plan, ProcessesRuntime
-from qfleet.plan.traits import learns_from_data
+from qfleet.plan.traits import begins_with_data, learns_from_data
 from qfleet.plan.validate.placement import actor_learner_plan, has_actor_learners, has_central_inference, num_senders
 from qfleet.system.child_process import fork_server
 from qfleet.system.cores import usable_cores
@@ -27,7 +27,7 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     Of a data set it is the recorded world, which nobody acts in.
     """
     if learns_from_data(plan):
-        from qfleet.build.offline import make_recorded_world  # an extra
+        from qfleet.build.offline.plan_dataset import make_recorded_world  # an extra
 
         return make_recorded_world(plan)
     if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
@@ -37,11 +37,15 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads, info=plan.log.info)
 
 
-def resolve_data(plan: Plan, make: EnvMaker | None) -> tuple[Plan, list[str]]:
+def resolve_data(plan: Plan, spec: Spec, make: EnvMaker | None) -> tuple[Plan, list[str]]:
     """The plan with what its data set decides, and notes about it; other plans as they are."""
+    if begins_with_data(plan):
+        from qfleet.build.offline.prefill import resolve_prefill  # an extra
+
+        return resolve_prefill(plan, spec)
     if not learns_from_data(plan):
         return plan, []
-    from qfleet.build.offline import resolve_offline  # an extra
+    from qfleet.build.offline.plan_dataset import resolve_offline  # an extra
 
     return resolve_offline(plan, make)
 

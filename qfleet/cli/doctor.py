@@ -32,6 +32,7 @@ EXTRAS = {
     "data": ("pyarrow", "pyarrow"),
     "minari": ("h5py", "h5py"),
     "s3": ("s3fs", "s3fs"),
+    "hdfs": ("hdfs_native", "hdfs-native"),
     "ray": ("ray", "ray"),
     "mpi": ("mpi4py", "mpi4py"),
 }

@@ -16,7 +16,7 @@ from qfleet.data.wire_format import Arrays, Count, Message, packed_bytes, to_byt
 
 # A dtype and a shape, in which a letter stands for a length that is free but the same in all arrays of a message.
 ArrayForm: TypeAlias = tuple[str, tuple[int | str, ...]]
-COLUMNS = ("obs", "action", "reward", "discount", "last", "mask", "state", "value")
+COLUMNS = ("obs", "action", "reward", "discount", "last", "mask", "state", "value", "probability")
 MAX_COUNT = 2**62
 BatchForm = Literal["steps", "sequences"]
 
@@ -41,8 +41,9 @@ def rollout_parts(rollout: Rollout) -> tuple[RolloutHeader, Arrays]:
 
 def as_rollout(header: RolloutHeader, arrays: Arrays, spec: Spec, lanes: int, num_info: int = 0) -> Rollout:
     """The rollout of a message, checked against the spec, the number of lanes and that of `log.info`."""
-    require_forms(arrays, rollout_forms(spec, lanes, num_info), optional=("value", "info"))
+    require_forms(arrays, rollout_forms(spec, lanes, num_info), optional=("value", "info", "probability"))
     require_range("action", arrays["action"], spec.num_actions)
+    require_probabilities(arrays)
     columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS if name in arrays}
     if len(arrays["returns"]) > arrays["last"].size:
         raise ValueError(f"{len(arrays['returns'])} episodes cannot end in {arrays['last'].size} steps")
@@ -152,6 +153,7 @@ def rollout_forms(spec: Spec, lanes: int, num_info: int = 0) -> dict[str, ArrayF
         "discount": ("float32", row),
         "last": ("bool", row),
         "value": ("float32", (*row, 2)),
+        "probability": ("float64", row),
         "returns": ("float64", ("K",)),
         "lengths": ("int64", ("K",)),
         "ends": ("int64", ("K",)),
@@ -219,6 +221,14 @@ def require_range(name: str, array: Array, count: int) -> None:
     """Raise a ValueError unless all numbers are in 0, ..., count - 1."""
     if array.min() < 0 or array.max() >= count:
         raise ValueError(f"{name}: expected 0 to {count - 1}, got {array.min()} to {array.max()}")
+
+
+def require_probabilities(arrays: Arrays) -> None:
+    """Raise a ValueError if a step's action has a probability that is not above 0 and at most 1; NaN is unknown."""
+    if "probability" in arrays:
+        probability = arrays["probability"][~arrays["last"]]
+        if ((probability <= 0) | (probability > 1)).any():
+            raise ValueError("probability: expected numbers above 0 and at most 1")
 
 
 def empty_array(form: ArrayForm, lengths: Mapping[str, int]) -> Array:

@@ -68,6 +68,7 @@ class Rollout:
     mask: Array | None = None  # [T, B, A] bool
     state: Array | None = None  # [T, B, S] float32, a recurrent policy's memory before each row
     value: Array | None = None  # [T, B, 2] float32, the policy's Q-values: of its action, of the best action
+    probability: Array | None = None  # [T, B] float64, of the action, by the exploring policy
     finished: tuple[Episode, ...] = ()  # the episodes that ended
     ends: tuple[int, ...] = ()  # the row in which each of these ended
 

@@ -12,7 +12,7 @@ from qfleet.build.make import make_components, make_policy
 from qfleet.data import Spec, World
 from qfleet.learn import BatchSource, Learner
 from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime
-from qfleet.plan.traits import learns_from_data
+from qfleet.plan.traits import learns_from_data, learns_in_epochs
 from qfleet.plan.validate.placement import has_actor_learners
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def components_for(
                 components.learner,
                 launcher,
                 source if has_actor_learners(plan) else None,
-                data_positions(source) if learns_from_data(plan) else None,
+                data_positions(source) if learns_in_epochs(plan) else None,
             )
         except BaseException:
             components.close()
@@ -79,6 +79,8 @@ def acting_components(
     plan: Plan, world: World, custom_parts: CustomParts, endpoint: "LearnerEndpoint | None"
 ) -> Components:
     """Components with their actors. `world` is trained in, or only shows its spaces where actors have their own."""
+    if learns_from_data(plan):
+        return make_components(plan, world, custom_parts)
     if has_actor_learners(plan):
         components = make_components(plan, world, custom_parts)
         if isinstance(components.actor, Actor):

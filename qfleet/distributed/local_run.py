@@ -23,7 +23,7 @@ from qfleet.plan import needs_trust, trusted_settings
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
 from qfleet.plan.secrets import write_run_plan
-from qfleet.plan.traits import learns_from_data
+from qfleet.plan.traits import begins_with_data, learns_from_data
 from qfleet.training.callbacks import AnyCallback
 from qfleet.training.checkpoints.saved_policy import keep_spaces
 from qfleet.training.env_trust import sign
@@ -187,7 +187,11 @@ def prepare_components(
     recorded = record_parts(plan, custom_parts)
     replaced = replaced_settings(plan, recorded)
     plan = resolve(recorded, world.spec)
-    plan, data_notes = resolve_data(plan, custom_parts.eval_maker)
+    plan, data_notes = resolve_data(plan, world.spec, custom_parts.eval_maker)
+    if plan.save.dataset is not None:
+        from qfleet.build.offline.run_recorder import resolve_recording  # an extra
+
+        plan = resolve_recording(plan, world.spec)
     require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given, world.spec, show)
@@ -196,10 +200,23 @@ def prepare_components(
     components.inexact_reasons = inexact_reasons
     with ExitStack() as close_on_error:
         close_on_error.callback(components.close)
+        begin_with_data(components)
         if source is not None:
             load_weights_from(components, source, warn)
         close_on_error.pop_all()
     return components
+
+
+def begin_with_data(components: Components) -> None:
+    """Give a new run what it takes from its data set: means and deviations, or the first steps in its replay."""
+    if learns_from_data(components.plan) and components.plan.env.normalize != "off":
+        from qfleet.build.offline.data_statistics import use_data_statistics  # an extra
+
+        use_data_statistics(components)
+    if begins_with_data(components.plan):
+        from qfleet.build.offline.prefill import fill_replay  # an extra
+
+        fill_replay(components)
 
 
 def require_eval_env(plan: Plan, make: EnvMaker | None, spec: Spec) -> None:
@@ -222,7 +239,13 @@ def make_components_here(
 ) -> Components:
     """The components of a run: all in this process, unless the plan asks for others."""
     if isinstance(plan.runtime, InlineRuntime) and plan.learners.num == 1:
-        return make_components(plan, world, custom_parts)
-    from qfleet.distributed.components import components_for  # most runs need no other process
+        components = make_components(plan, world, custom_parts)
+    else:
+        from qfleet.distributed.components import components_for  # most runs need no other process
 
-    return components_for(plan, world, custom_parts, endpoint)
+        components = components_for(plan, world, custom_parts, endpoint)
+    if plan.save.dataset is not None:
+        from qfleet.build.offline.run_recorder import record_into  # an extra
+
+        record_into(components, world)
+    return components

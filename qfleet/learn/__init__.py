@@ -7,7 +7,15 @@ from functools import partial
 import torch
 
 from qfleet.data import Spec
-from qfleet.learn.batch_source import BatchSource, Diverging, NormalizationStatistics, ReplaySource, drain, run_learner
+from qfleet.learn.batch_source import (
+    BatchSource,
+    Diverging,
+    NormalizationStatistics,
+    ReplaySource,
+    SizedSource,
+    drain,
+    run_learner,
+)
 from qfleet.learn.compiled_update import make_compiled_update
 from qfleet.learn.count_bonus import VisitCounts, make_count_bonus
 from qfleet.learn.fresh_source import FreshSource
@@ -34,6 +42,7 @@ from qfleet.plan.schema import (
     PeriodicReset,
     Plan,
 )
+from qfleet.plan.traits import learns_in_epochs
 from qfleet.plan.validate.placement import num_senders
 from qfleet.qlearn import (
     CheckedRule,
@@ -175,9 +184,7 @@ def make_batch_source(
 ) -> BatchSource:
     """The plan's source of batches."""
     if isinstance(plan.replay, DatasetReplay):
-        from qfleet.learn.offline.dataset_source import make_dataset_source  # an extra, and most runs act
-
-        return make_dataset_source(plan, replay)
+        return make_offline_source(plan, replay)
     normalization = NormalizationStatistics(learner.net, lanes, plan.algo.discount, clip=replay.n_step.clip)
     lanes_per_actor = lanes // num_senders(plan)
     if isinstance(plan.replay, FreshReplay):
@@ -189,6 +196,17 @@ def make_batch_source(
     anneal = make_anneal(plan.algo, replay.n_step) if isinstance(plan.algo.anneal, ExponentialAnneal) else None
     size = plan.algo.batch_size
     return ReplaySource(replay, limiter, normalization, size, anneal, bonus, plan.population.num, lanes_per_actor)
+
+
+def make_offline_source(plan: Plan, replay: Replay) -> BatchSource:
+    """The source of a plan that does not act; an extra, and most runs act."""
+    if learns_in_epochs(plan):
+        from qfleet.learn.offline.dataset_source import make_dataset_source
+
+        return make_dataset_source(plan, replay)
+    from qfleet.learn.offline.sampled_source import make_sampled_source
+
+    return make_sampled_source(plan, replay)
 
 
 def make_rate_limiter(plan: Plan) -> RateLimiter:
@@ -208,6 +226,7 @@ __all__ = [
     "PopulationLearner",
     "RateLimiter",
     "ReplaySource",
+    "SizedSource",
     "dormant_units",
     "drain",
     "make_batch_source",

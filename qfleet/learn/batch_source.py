@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,11 +11,13 @@ from qfleet.data import Array, Batch, Channel, Report, Rollout, Sequences, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.count_bonus import VisitCounts
 from qfleet.learn.learner import Learner, NonFiniteUpdate
+from qfleet.learn.offline.mixed_batches import RecordedShare
 from qfleet.learn.plasticity import Anneal
 from qfleet.learn.population import PopulationLearner
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.nets import QNet
 from qfleet.replay import ALL, Replay
+from qfleet.replay.drawn_items import DrawnItems
 from qfleet.system.timers import Stopwatch
 
 MAX_CONSECUTIVE_SKIPS = 5
@@ -53,11 +55,22 @@ class NormalizationStatistics:
         self.returns[lanes] = 0.0
 
 
+class StepRecorder(Protocol):
+    """Records everything that is inserted into a batch source."""
+
+    def add(self, rollout: Rollout) -> None:
+        """Record a rollout."""
+
+    def seal(self, worker: int) -> None:
+        """An actor is lost: its episodes end where they are."""
+
+
 class BatchSource(Protocol):
     """A source of batches to learn from."""
 
     steps: int
     replay: Replay
+    recorder: StepRecorder | None
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout."""
@@ -71,6 +84,9 @@ class BatchSource(Protocol):
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Record that the batch was learned from, with the new priorities of its items."""
 
+    def set_priorities(self, ids: Array, priority: Array) -> None:
+        """Set the priorities of items of an earlier batch."""
+
     def take_metrics(self) -> dict[str, float | None]:
         """Metrics for a progress row; means are over the time since the last call."""
 
@@ -82,6 +98,13 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Release what it holds."""
+
+
+@runtime_checkable
+class SizedSource(BatchSource, Protocol):
+    """A source whose batches may change their size during a run."""
+
+    batch_size: int
 
 
 def source_metrics(replay: Replay, bonus: VisitCounts | None) -> dict[str, float | None]:
@@ -111,27 +134,6 @@ def seal_lanes(lanes: slice, replay: Replay, normalization: NormalizationStatist
     return replay.seal(lanes)
 
 
-@dataclass
-class DrawnItems:
-    """Items drawn since the last metrics: their number, sum of serial numbers, and sum of the steps made by then."""
-
-    items: int = 0
-    serials: int = 0
-    steps: int = 0
-
-    def count(self, ids: Array, steps: int) -> None:
-        """Add one batch."""
-        self.items += len(ids)
-        self.serials += int(ids.sum())
-        self.steps += len(ids) * steps
-
-    def age(self, steps: int, head: int) -> float | None:
-        """The mean age in steps of the items drawn, if `steps` steps have made `head` items so far."""
-        if not self.items or not head:  # a replay that was not saved starts empty
-            return None
-        return max(0.0, (self.steps - self.serials * steps / head) / self.items)
-
-
 @dataclass(eq=False)
 class ReplaySource:
     """Samples batches from the replay, in the plan's ratio of updates to steps."""
@@ -144,9 +146,12 @@ class ReplaySource:
     bonus: VisitCounts | None = None
     num_members: int = 1  # each gets a separate batch
     lanes_per_actor: int | None = None  # None: there is one actor
+    recorded: RecordedShare | None = None  # what a part of every batch is drawn from
+    first_own: int = 0  # items before this one were loaded into the replay
     steps: int = 0
     refill: int = 0  # items that an emptied replay must hold before learning continues
     drawn: DrawnItems = field(default_factory=DrawnItems)
+    recorder: StepRecorder | None = None
 
     def __post_init__(self) -> None:
         self.update_n_step()
@@ -155,13 +160,19 @@ class ReplaySource:
         """Set the annealed n and gamma for the current number of updates."""
         if self.anneal is not None:
             self.replay.n_step = self.anneal.n_step(self.limiter.updates)
+            if self.recorded is not None:
+                self.recorded.use_n_step(self.replay.n_step)
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout to the replay."""
+        if self.recorder is not None:
+            self.recorder.add(rollout)
         self.steps += insert_with_bonus(rollout, self.replay, self.normalization, self.bonus)
 
     def seal(self, worker: int) -> int:
         """End the episodes of a lost actor."""
+        if self.recorder is not None:
+            self.recorder.seal(worker)
         return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.normalization)
 
     def next_batch(self, in_flight_steps: int) -> Batch | Sequences | None:
@@ -172,20 +183,34 @@ class ReplaySource:
         self.refill = 0
         if not self.limiter.can_update(self.steps + in_flight_steps):
             return None
+        if self.recorded is not None:
+            return self.recorded.sample(self.replay, self.batch_size, self.num_members)
         return self.replay.sample(self.batch_size * self.num_members)
 
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Count the update and set the priorities of its items."""
         self.limiter.count_update()
-        self.drawn.count(batch.ids, self.steps)
-        self.replay.update(*known_priorities(batch.ids, priority))
+        self.drawn.count(batch.ids, self.steps, self.first_own)
+        self.set_priorities(batch.ids, priority)
         self.update_n_step()
 
+    def set_priorities(self, ids: Array, priority: Array) -> None:
+        """Set priorities, where they are known."""
+        known, values = known_priorities(ids, priority)
+        if self.recorded is None:
+            return self.replay.update(known, values)
+        own = known >= 0
+        self.recorded.update(known[~own], values[~own])
+        self.replay.update(known[own], values[own])
+        return None
+
     def take_metrics(self) -> dict[str, float | None]:
-        """The mean age in steps of the items drawn; the mean bonus and the share of filtered items."""
-        age = self.drawn.age(self.steps, self.replay.head)
+        """The mean age in steps of the items drawn; the shares of recorded and of filtered items; the mean bonus."""
+        age = self.drawn.age(self.steps, self.replay.head - self.first_own)
+        has_data = self.recorded is not None or self.first_own > 0
+        data = {"replay_recorded": self.drawn.recorded_share()} if has_data else {}
         self.drawn = DrawnItems()
-        return {"replay_age": age, **source_metrics(self.replay, self.bonus)}
+        return {"replay_age": age, **data, **source_metrics(self.replay, self.bonus)}
 
     def state_dict(self) -> State:
         """Counters, limiter, replay without its rows, returns so far and visit counts."""
@@ -198,6 +223,8 @@ class ReplaySource:
             "refill": self.refill,
             "drawn": asdict(self.drawn),
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
+            **({} if self.recorded is None else {"recorded": self.recorded.state_dict()}),
+            **({"first_own": self.first_own} if self.first_own else {}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
@@ -207,8 +234,10 @@ class ReplaySource:
         if "batch_size" in state:
             self.batch_size = saved_count(state, "batch_size")
         self.refill = saved_count(state, "refill") if "refill" in state else 0
-        drawn = saved_value(state, "drawn") if "drawn" in state else asdict(DrawnItems())
-        self.drawn = DrawnItems(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
+        self.drawn = DrawnItems.from_state(state["drawn"]) if "drawn" in state else DrawnItems()
+        self.first_own = saved_count(state, "first_own") if "first_own" in state else 0
+        if self.recorded is not None:
+            self.recorded.load_state_dict(saved_value(state, "recorded"))
         self.normalization.returns = saved_array(state, "returns", FLOATS, self.normalization.returns.shape).copy()
         self.update_n_step()
         if self.bonus is not None:
@@ -279,7 +308,7 @@ def run_learner(
         with watch.sample:
             batch_source.after_update(batch, report.priority)
             for ids, priority in report.late:
-                batch_source.replay.update(*known_priorities(ids, priority))
+                batch_source.set_priorities(ids, priority)
         with watch.sync:
             board.publish(learner.updates + 1, weights)
         yield Tick(busy=True, stats={"loss": report.loss, **report.stats})

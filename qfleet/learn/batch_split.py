@@ -1,5 +1,9 @@
-"""Parts of a batch: for members of a population, for several learners, for gradient accumulation. Shapes: N items."""
+"""Parts of a batch, and batches joined: for members of a population, several learners, gradient accumulation, and data.
 
+Shapes: N items.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,3 +27,15 @@ def select_items(batch: Batch | Sequences, items: slice | Array) -> Batch | Sequ
         # Contiguous copies: kernels are slow on strided arrays.
         fields[name] = None if value is None else np.ascontiguousarray(value[:, items] if rows_first else value[items])
     return type(batch)(**fields)
+
+
+def join_batches(parts: Sequence[Batch | Sequences], order: Array | None = None) -> Batch | Sequences:
+    """Several batches as one, whose items are then taken in this order."""
+    kind = type(parts[0])
+    fields: dict[str, Any] = {}
+    for name in kind.__slots__:
+        values = [getattr(part, name) for part in parts]
+        axis = int(kind is Sequences and name not in PER_ITEM)
+        whole = None if values[0] is None else np.concatenate(values, axis)
+        fields[name] = whole if whole is None or order is None else whole.take(order, axis)
+    return kind(**fields)

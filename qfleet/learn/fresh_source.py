@@ -12,7 +12,14 @@ import torch
 
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
-from qfleet.learn.batch_source import NormalizationStatistics, insert_with_bonus, lanes_of, seal_lanes, source_metrics
+from qfleet.learn.batch_source import (
+    NormalizationStatistics,
+    StepRecorder,
+    insert_with_bonus,
+    lanes_of,
+    seal_lanes,
+    source_metrics,
+)
 from qfleet.learn.count_bonus import VisitCounts
 from qfleet.learn.learner import Learner
 from qfleet.qlearn import lambda_returns
@@ -53,13 +60,18 @@ class FreshSource:
     steps: int = 0
     learned_items: int = 0
     waiting: deque[FreshBatch] = field(default_factory=deque)  # empty between turns: one turn learns from a block
+    recorder: StepRecorder | None = None
 
     def insert(self, rollout: Rollout) -> None:
         """Add a row to the block."""
+        if self.recorder is not None:
+            self.recorder.add(rollout)
         self.steps += insert_with_bonus(rollout, self.replay, self.normalization, self.bonus)
 
     def seal(self, worker: int) -> int:
         """Drop the block that a lost actor had begun."""
+        if self.recorder is not None:
+            self.recorder.seal(worker)
         return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.normalization)
 
     def next_batch(self, in_flight_steps: int) -> Batch | None:
@@ -70,6 +82,9 @@ class FreshSource:
 
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Nothing to record: fresh experience has no priorities."""
+
+    def set_priorities(self, ids: Array, priority: Array) -> None:
+        """Ignored, for the same reason."""
 
     def cut_block(self) -> list[FreshBatch]:
         """Every minibatch of every epoch, in order; final observations are left out."""

@@ -11,7 +11,7 @@ def updates_per_step(plan: Plan) -> Fraction:
     if isinstance(plan.replay, FreshReplay):
         return Fraction(plan.replay.epochs * plan.replay.minibatches, plan.replay.rows * plan.env.num)
     if isinstance(plan.replay, DatasetReplay):
-        return Fraction(1, plan.algo.batch_size)
+        return Fraction(1, plan.algo.batch_size * item_steps(plan))  # more windows may be shorter than their length
     return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps(plan))
 
 
@@ -28,6 +28,11 @@ def item_steps(plan: Plan) -> int:
 def item_stride(plan: Plan) -> int:
     """Steps between the beginnings of two items in the replay."""
     return plan.algo.view.stride if isinstance(plan.algo.view, SequencesView) else 1
+
+
+def known_updates(plan: Plan) -> float:
+    """Updates of the whole run; infinite while its end is a number of epochs, whose steps are not counted yet."""
+    return math.inf if plan.until.epochs is not None else total_updates(plan)
 
 
 def total_updates(plan: Plan) -> int:

@@ -43,6 +43,8 @@ PRESETS = {
     "munchausen-iqn-dueling-noisy-per-n3": ("btr", "btr-small"),
     "double-decoupled-per-n3": ("decqn",),
     "double-decoupled-n3": ("decqn-small",),
+    "double-offline-cql": ("cql",),
+    "offline-bc": ("bc",),
 }
 OFFLINE = {
     schema.ConservativeOfflineLoss: ("cql", "conservative (CQL)"),
@@ -83,11 +85,15 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
     memory = "" if isinstance(net.memory, schema.NoMemory) else str(net.memory.__struct_config__.tag)
     fresh = isinstance(replay, schema.FreshReplay)
     per = isinstance(replay, schema.BufferReplay) and isinstance(replay.sampler, schema.PrioritizedSampler)
+    offline = type(plan.algo.offline)
+    has_targets = offline is not schema.CloningOfflineLoss
+    if not has_targets:
+        steps = 1
     return [
-        rule.get(type(plan.algo.rule), ("", "")) if plan.custom.rule is None else ("", ""),
+        rule.get(type(plan.algo.rule), ("", "")) if plan.custom.rule is None and has_targets else ("", ""),
         *([("pqn", "")] if fresh else []),
         *([("offline", "offline")] if isinstance(replay, schema.DatasetReplay) else []),
-        *([OFFLINE[offline]] if (offline := type(plan.algo.offline)) in OFFLINE else []),
+        *([OFFLINE[offline]] if offline in OFFLINE else []),
         *([(head, "")] if head else []),
         *([("dueling", "dueling")] if net.dueling else []),
         *([("noisy", "noisy layers")] if net.noisy else []),

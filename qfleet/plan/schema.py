@@ -420,6 +420,10 @@ class BufferReplay(Section, tag="buffer"):
     """A replay buffer and how often its steps are sampled; `compress` keeps frames in lossless blocks (lz4).
 
     `on_device` keeps a copy of all observations on the learner's device, and batches are stacked there.
+
+    With `prefill`, training begins with the recorded steps of a data set. A `prefill_share` of every batch is drawn
+    from them, the rest from the run's own steps (Ball et al. 2023, RLPD); without a share they are the replay's first
+    steps, which go when it is full. `prefill_version` pins the data set.
     """
 
     capacity: Positive = 100_000
@@ -428,6 +432,9 @@ class BufferReplay(Section, tag="buffer"):
     samples_per_insert: Rate = 16.0
     compress: bool = False
     on_device: bool = False
+    prefill: Annotated[str, Meta(max_length=4_096)] = ""
+    prefill_share: Annotated[float, Meta(gt=0.0, lt=1.0)] | None = None
+    prefill_version: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
 
 
 class FreshReplay(Section, tag="fresh"):
@@ -442,18 +449,38 @@ class FreshReplay(Section, tag="fresh"):
     trace: Fraction = 0.65
 
 
+class EpochsOrder(Section, tag="epochs"):
+    """Every step (with `algo.view.type=sequences`: every window) is used once per epoch."""
+
+
+class UniformOrder(Section, tag="uniform"):
+    """Batches are drawn at random from the whole data set, which is in memory."""
+
+
+class PrioritizedOrder(Section, tag="prioritized"):
+    """Batches are drawn by priority (Schaul et al. 2016) from the whole data set, which is in memory."""
+
+    alpha: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.6
+    beta_start: Fraction = 0.4
+    beta_end: Fraction = 1.0
+    beta_updates: Positive = 100_000
+    eps: Rate = 1e-6
+
+
 class DatasetReplay(Section, tag="dataset"):
     """No environment: a data set at `path` is learned from in epochs, in which every step is used once.
 
     Settings in steps, and `env_steps` in rows, count the recorded steps that were learned from. `version` pins the data
     set; left out, it is that of the day the run begins. Steps of `open_shards` files are mixed; left out, that is the
     smallest multiple of `learners.num` from 4 on. Every learner has at most `cache_bytes` of decoded files open. A
-    larger split is decoded once, into files on this machine's disk, of which there are at most `disk_bytes`.
+    larger split is decoded once, into files on this machine's disk, of which there are at most `disk_bytes`. With
+    another `order` than epochs, learner 0 has the whole split in memory.
     """
 
     path: Annotated[str, Meta(max_length=4_096)] = ""
     split: Literal["train", "validation", "test", "all"] = "train"
     version: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")] | None = None
+    order: EpochsOrder | UniformOrder | PrioritizedOrder = EpochsOrder()
     open_shards: Annotated[int, Meta(ge=1, le=1_000)] | None = None
     cache_bytes: Annotated[int, Meta(ge=1 << 20)] = 1 << 30
     disk_bytes: Annotated[int, Meta(ge=0)] = 8 << 30
@@ -534,13 +561,14 @@ class RayRuntime(Section, tag="ray"):
 
 
 class Save(Section):
-    """When checkpoints are written and how many are kept."""
+    """When checkpoints are written and how many are kept; and where every episode of the actors is recorded."""
 
     every_seconds: NotNegative = 60.0
     every_steps: Positive = 10_000
     max_share: Fraction = 0.05
     replay: Literal["full", "none"] = "full"
     keep: Annotated[int, Meta(ge=2)] = 2
+    dataset: Annotated[str, Meta(min_length=1, max_length=4_096)] | None = None
 
 
 class Eval(Section):

@@ -1,6 +1,14 @@
 """Properties of a plan that several rules check."""
 
-from qfleet.plan.schema import CloningOfflineLoss, DatasetReplay, FreshReplay, Plan, ScalarHead
+from qfleet.plan.schema import (
+    BufferReplay,
+    CloningOfflineLoss,
+    DatasetReplay,
+    EpochsOrder,
+    FreshReplay,
+    Plan,
+    ScalarHead,
+)
 
 
 def uses_fresh_replay(plan: Plan) -> bool:
@@ -11,6 +19,21 @@ def uses_fresh_replay(plan: Plan) -> bool:
 def learns_from_data(plan: Plan) -> bool:
     """Does the plan learn from a data set, without acting?"""
     return isinstance(plan.replay, DatasetReplay)
+
+
+def learns_in_epochs(plan: Plan) -> bool:
+    """Does the plan use every item of a data set once per epoch?"""
+    return isinstance(plan.replay, DatasetReplay) and isinstance(plan.replay.order, EpochsOrder)
+
+
+def begins_with_data(plan: Plan) -> bool:
+    """Does the plan act, with a data set in its replay from the start?"""
+    return isinstance(plan.replay, BufferReplay) and bool(plan.replay.prefill)
+
+
+def mixes_data(plan: Plan) -> bool:
+    """Does the plan act, and draw a share of every batch from a data set?"""
+    return begins_with_data(plan) and getattr(plan.replay, "prefill_share", None) is not None
 
 
 def clones(plan: Plan) -> bool:

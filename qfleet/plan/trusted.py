@@ -1,4 +1,4 @@
-"""Settings that choose an address to connect to, a program to run, or whom to trust; the only list of them.
+"""Settings that choose an address to connect to, a place to write to, a program to run, or whom to trust: all of them.
 
 They are accepted from the user's own command line, and from a run that this user signed (`training/env_trust.py`). From
 any other plan file or run folder they are refused. Add every new setting of this kind to TRUSTED. Code that `env.id`
@@ -11,7 +11,7 @@ from qfleet.plan.paths import flatten
 from qfleet.plan.schema import Env, Plan
 
 PLACE_MARKS = set("/\\:")  # of a path, an address or a module in the options of an environment
-TRUSTED = ("runtime.address", "runtime.allow_no_token")
+TRUSTED = ("runtime.address", "runtime.allow_no_token", "save.dataset")
 
 
 def names_code(env_id: str) -> bool:

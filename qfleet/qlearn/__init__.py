@@ -7,7 +7,7 @@ from qfleet.qlearn.offline import CloningLoss, ConservativeLoss
 from qfleet.qlearn.returns import lambda_returns
 from qfleet.qlearn.rules import ActionChoice, CheckedRule, NextValues, Rule, greedy_probs, make_rule, masked
 from qfleet.qlearn.td import td_loss, td_loss_and_gradient
-from qfleet.qlearn.views import StepView, Tensors, View, make_view
+from qfleet.qlearn.views import SequenceView, StepView, Tensors, View, make_view
 
 __all__ = [
     "ActionChoice",
@@ -22,6 +22,7 @@ __all__ = [
     "NextValues",
     "Rule",
     "Scalar",
+    "SequenceView",
     "StepView",
     "Tensors",
     "View",

@@ -94,6 +94,7 @@ __all__ = [
     "NStepReturn",
     "Prioritized",
     "Replay",
+    "Sampler",
     "SamplerTotals",
     "SequenceCut",
     "Span",

@@ -20,6 +20,23 @@ _ATTEMPTS = 20
 _PAUSE_SECONDS = 0.1
 
 
+class Locked(NamedTuple):
+    """What a lock is for: the name of its file, and how messages speak of it."""
+
+    lock_name: str
+    name: str
+    spoils: str
+    instead: str
+
+
+RUN = Locked(
+    LOCK_NAME,
+    "run",
+    "Two writers would spoil each other's checkpoints.",
+    "start a new run with another --name",
+)
+
+
 class Owner(NamedTuple):
     """The process that holds the lock."""
 
@@ -39,20 +56,20 @@ def require_in_place(run_dir: FolderIdentity) -> None:
 
 
 @contextmanager
-def hold_run(run_dir: Path) -> Iterator[Callable[[], None]]:
+def hold_run(run_dir: Path, locked: Locked = RUN) -> Iterator[Callable[[], None]]:
     """Lock a run directory for this process, or raise an error that names the owner; removes the lock file after.
 
     Gives the function that raises once the directory is no longer in its place.
     """
-    path = Path(run_dir) / LOCK_NAME
+    path = Path(run_dir) / locked.lock_name
     with ExitStack() as opened:
         try:
             identity = opened.enter_context(closing(FolderIdentity(path.parent.absolute())))
-            file = _acquire(path)
+            file = _acquire(path, locked)
         except OSError as error:
             raise StorageError(
                 f"The lock {path} cannot be taken: {error.strerror}.",
-                "Without it two processes could write the same run.",
+                f"Without it two processes could write the same {locked.name}.",
                 "Check that the directory exists, belongs to you, and lies on a filesystem with file locks.",
             ) from None
         opened.callback(_release, path, file)
@@ -68,7 +85,7 @@ def _release(path: Path, file: int) -> None:
     os.close(file)
 
 
-def _acquire(path: Path) -> int:
+def _acquire(path: Path, locked: Locked) -> int:
     owner: Owner | None = None
     for _ in range(_ATTEMPTS):
         file = open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT, 0o600)
@@ -81,7 +98,7 @@ def _acquire(path: Path) -> int:
             break
         # Its owner is dead or not yet known: a dying child, or a process that has not written its name yet.
         time.sleep(_PAUSE_SECONDS)
-    raise _held_error(path, owner)
+    raise _held_error(path, owner, locked)
 
 
 def _lock(file: int) -> bool:
@@ -130,10 +147,10 @@ def _alive(owner: Owner) -> bool:
     return True
 
 
-def _held_error(path: Path, owner: Owner | None) -> StorageError:
+def _held_error(path: Path, owner: Owner | None, locked: Locked) -> StorageError:
     writer = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
     return StorageError(
-        f"The run {path.parent} is being written by {writer}.",
-        "Two writers would spoil each other's checkpoints.",
-        "Wait for it to end or stop it, then try again; or start a new run with another --name.",
+        f"The {locked.name} {path.parent} is being written by {writer}.",
+        locked.spoils,
+        f"Wait for it to end or stop it, then try again; or {locked.instead}.",
     )

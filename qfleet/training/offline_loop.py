@@ -6,6 +6,7 @@ from qfleet.build.components import Components
 from qfleet.data import Tick
 from qfleet.learn import run_learner
 from qfleet.learn.offline.dataset_source import DatasetSource
+from qfleet.learn.offline.sampled_source import SampledSource
 from qfleet.system.timers import Stopwatch
 from qfleet.training.channels import LatestWeights, RolloutQueue
 
@@ -14,7 +15,7 @@ class OfflineLoop:
     """Updates the learner from its batch source."""
 
     def __init__(self, components: Components, skipped: int = 0, watch: Stopwatch | None = None) -> None:
-        if not isinstance(components.batch_source, DatasetSource):
+        if not isinstance(components.batch_source, DatasetSource | SampledSource):
             raise TypeError("this run does not learn from a data set")
         self.source = components.batch_source
         self.policy = components.policy

@@ -7,7 +7,7 @@ a checkpoint holds all of it. Scores before the first update say nothing about l
 from dataclasses import dataclass
 
 from qfleet.build.components import Components
-from qfleet.learn import ReplaySource
+from qfleet.learn import SizedSource
 from qfleet.plan.schema import GrowingBatch, PlateauRate
 from qfleet.training.train_state import TrainState
 
@@ -70,10 +70,10 @@ class PlateauControl:
         return Adjustment("optim.learning_rate", before, learner.learning_rate, plan.patience)
 
     def grow_batch(self) -> Adjustment | None:
-        """A larger batch, if patience has run out; the limiter counts updates, so their number stays."""
+        """A larger batch, if patience has run out. Updates per step stay; an epoch has fewer of them."""
         plan = self.components.plan.steer.batch
         batch_source = self.components.batch_source
-        if not (isinstance(plan, GrowingBatch) and isinstance(batch_source, ReplaySource)):
+        if not (isinstance(plan, GrowingBatch) and isinstance(batch_source, SizedSource)):
             return None
         if self.train_state.batch_waited < plan.patience:
             return None

@@ -9,7 +9,8 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.build.components import Components
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Tick
-from qfleet.learn import Diverging
+from qfleet.learn import Diverging, Learner
+from qfleet.learn.parameters_hash import parameters_hash
 from qfleet.plan import sync_switches
 from qfleet.plan.schema import Plan
 from qfleet.plan.traits import learns_from_data
@@ -24,6 +25,7 @@ from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.training.process.signals import StopRequest
 
 if TYPE_CHECKING:
+    from qfleet.build.components import DatasetRecorder
     from qfleet.training.async_loop import AsyncLoop
     from qfleet.training.callbacks.dispatch import RunCallbacks
     from qfleet.training.evaluator import RunEvaluation
@@ -116,13 +118,17 @@ class Trainer:
         while True:
             try:
                 self.components.actor.start()
+                record_first_parameters(self.components, self.run_log)
                 return self.saver.save()
             except WorkerLost as cause:
                 self.recovery.restart_replay(cause)
 
     def resume(self, *, strict: bool) -> int:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""
-        return self.recovery.load_or_restart_replay(strict=strict)
+        num_lost = self.recovery.load_or_restart_replay(strict=strict)
+        if self.components.recorder is not None and self.ending() is None:
+            self.components.recorder.require_open()
+        return num_lost
 
     # The loop
 
@@ -277,6 +283,8 @@ class Trainer:
         self.components.actor.stop()
         for text in self.train_state.info.problems(enough_episodes=1):
             self.run_log.warn(text)
+        if self.components.recorder is not None and ending.state == "done":
+            self.publish_dataset(self.components.recorder)
         score = self.final_score() if ending.state == "done" else None
         if self.stop_request and ending.state == "done":
             ending = Ending(*ENDINGS[str(self.stop_request.name)], "stopped while the final score was measured")
@@ -287,6 +295,14 @@ class Trainer:
         self.run_log.log_row("end", **ending.row(), score=result, **more)
         self.run_log.flush_rows()
         return ending, score
+
+    def publish_dataset(self, recorder: "DatasetRecorder") -> None:
+        """Complete the data set of `save.dataset`."""
+        dataset = recorder.publish(self.steps)
+        manifest = dataset.manifest
+        counts = {"episodes": manifest.num_episodes, "steps": manifest.num_steps, "version": dataset.version}
+        text = f"data set {dataset.place.url}: {manifest.num_episodes:,} episodes, {manifest.num_steps:,} steps"
+        self.run_log.log_change("dataset", text, url=dataset.place.url, **counts)
 
     def final_score(self) -> Row | None:
         """Evaluate the last policy if that is due, and the best one on test seeds."""
@@ -307,3 +323,11 @@ class Trainer:
             self.callbacks.close()
         if "evaluation" in vars(self):
             self.evaluation.evaluator.close()
+
+
+def record_first_parameters(components: Components, run_log: RunLog) -> None:
+    """Write the hash of the parameters that a run on data starts with into its events."""
+    learner = components.learner
+    if learns_from_data(components.plan) and isinstance(learner, Learner):
+        found = parameters_hash(learner.online_tensors)
+        run_log.events.event("first_parameters", sha256=found, learners=components.plan.learners.num)

@@ -1,131 +1,112 @@
-"""The report of a workflow: `report.json`, and the same as one HTML file that loads nothing."""
+"""The report of a workflow as data: `report.json`, and the same as one HTML file that loads nothing."""
 
-import math
-from collections.abc import Iterable, Sequence
-from html import escape
+import shlex
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from qfleet.datasets.format import Dataset
+from qfleet.datasets.inspect import summarize_dataset
 from qfleet.files import replace_inside
+from qfleet.plan.naming import algorithm_name
+from qfleet.plan.schema import Plan
+from qfleet.run_object import Run
+from qfleet.watch.run_files import json_value
+from qfleet.workflow.learning import decisions, first_parameters
+from qfleet.workflow.page import html_report
+from qfleet.workflow.plan import GivenWorkflow
 
-WIDTH = 640
-HEIGHT = 200
-STYLE = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0 }
-th, td { text-align: left; padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px solid #ccc }
-svg { max-width: 100%; height: auto } polyline { fill: none; stroke: #1a5fb4; stroke-width: 2 }
-code { overflow-wrap: anywhere }"""
+FORMAT = 1
+BINS = 20
+Row = dict[str, Any]
+
+
+def make_report(
+    given: GivenWorkflow, stages: list[Row], dataset: Dataset, run: Run, judged: Row | None
+) -> dict[str, Any]:
+    """Everything that a workflow has to say."""
+    rows = run.metrics
+    status = run.status
+    return {
+        "format": FORMAT,
+        "qfleet": version("qfleet"),
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "file": given.file,
+        "plan": msgspec.to_builtins(given.plan),
+        "settings": [f"learn.{path}={text}" for path, text in given.learn_settings],
+        "stages": stages,
+        "data": {**summarize_dataset(dataset), "returns": return_histogram(dataset)},
+        "run": run.path.name,
+        "run_folder": str(run.path),
+        "learning": learning_summary(run.plan),
+        "state": status.get("state"),
+        "exit_code": run.exit_code,
+        "reason": status.get("reason"),
+        "seconds": status.get("seconds"),
+        "exact": status.get("exact"),
+        "first_parameters": first_parameters(run),
+        "validation": [row for row in rows if row.get("kind") == "eval" and row.get("split") == "validation"],
+        "progress": [row for row in rows if row.get("kind") == "progress"],
+        "decisions": decisions(rows, status),
+        "best": status.get("best"),
+        "test": run.result(),
+        "on_data": judged,
+        "next": next_steps(run),
+    }
+
+
+def learning_summary(plan: Plan) -> Row:
+    """The settings of the run that a reader wants to see first."""
+    return {
+        "algorithm": algorithm_name(plan),
+        "runtime": plan.runtime.__struct_config__.tag,
+        "learners": plan.learners.num,
+        "batch_size": plan.algo.batch_size,
+        "learning_rate": plan.optim.learning_rate,
+        "epochs": plan.until.epochs,
+        "steps": plan.until.steps,
+        "seed": plan.seed,
+        "evaluated": plan.eval.on,
+    }
+
+
+def return_histogram(dataset: Dataset) -> Row:
+    """How often which return was recorded, of all episodes."""
+    returns = np.array([row.undiscounted_return for row in dataset.index], np.float64)
+    finite = returns[np.isfinite(returns)]
+    if not len(finite):
+        return {"edges": [], "counts": []}
+    low = float(finite.min())
+    high = float(finite.max())
+    if not high - low > 1e-9 * max(abs(high), abs(low), 1.0):
+        low -= 0.5
+        high += 0.5
+    counts, edges = np.histogram(finite, BINS, (low, high))
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def next_steps(run: Run) -> Row:
+    """How to go on: commands, and lines of Python."""
+    where = shlex.quote(str(run.path))
+    python = [
+        "import qfleet",
+        "",
+        f"policy = qfleet.Policy.load({str(run.path)!r})",
+        "action, _ = policy.predict(observation)",
+    ]
+    return {
+        "commands": [f"qfleet eval {where}", f"qfleet plot {where}", f"qfleet data judge {where} DATA --split test"],
+        "python": python,
+    }
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """Write both files."""
-    text = msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    """Write both files; numbers that are not finite become null."""
+    plain: dict[str, Any] = json_value(report)
+    text = msgspec.json.format(msgspec.json.encode(plain), indent=1) + b"\n"
     replace_inside(folder, "report.json", text)
-    replace_inside(folder, "report.html", html_report(report).encode())
-
-
-def html_report(report: dict[str, Any]) -> str:
-    """The report as one HTML page."""
-    data = report["data"]
-    title = f"Offline learning on {data['environment']}"
-    test = report["test"] or {}
-    curves = curve("loss", [(row["env_steps"], row.get("loss")) for row in report["progress"]])
-    curves += curve(score_name(test), [(row["env_steps"], row.get("mean")) for row in report["validation"]])
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(test_sentence(test))}</p>",
-        "<h2>Data</h2>",
-        f"<p>Version <code>{escape(data['version'])}</code></p>",
-        table(("split", "episodes", "steps", "mean return", "mean length"), split_rows(data["splits"])),
-        "<h2>Stages</h2>",
-        table(("stage", "inputs", "done before", "seconds"), [tuple(each.values()) for each in report["stages"]]),
-        "<h2>Learning</h2>",
-        curves,
-        *on_data_parts(report.get("on_data")),
-    ]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
-
-
-def on_data_parts(found: dict[str, Any] | None) -> list[str]:
-    """What recorded test episodes say about the policy; a refused number says why."""
-    if not found:
-        return []
-    sentence = (
-        f"{found['episodes']:,} recorded episodes of split {found['split']}, discount {found['discount']:g}. "
-        f"Estimates are of the policy with {found['epsilon']:.0%} random actions."
-    )
-    groups = [(row["steps"], f"{row['value']:.4g}", f"{row['return']:.4g}") for row in found["calibration"]["groups"]]
-    return [
-        "<h2>The policy on recorded episodes</h2>",
-        f"<p>{escape(sentence)}</p>",
-        table(("number", "value", "95 %", "note"), [number_row(*each) for each in found["numbers"].items()]),
-        table(("steps", "mean value", "mean return that followed"), groups),
-    ]
-
-
-def number_row(name: str, each: dict[str, Any]) -> tuple[str, str, str, str]:
-    """One number."""
-    if each["value"] is None:
-        return (name, "refused", "", each["refused"])
-    span = "" if each["low"] is None else f"{each['low']:.4g} to {each['high']:.4g}"
-    return (name, f"{each['value']:.4g}", span, ", ".join(f"{key} {part:.3g}" for key, part in each["support"].items()))
-
-
-def score_name(test: dict[str, Any]) -> str:
-    """What the scores are."""
-    if test.get("measure") == "cross_entropy":
-        return "minus the mean cross-entropy of validation episodes"
-    return "minus the mean TD error of validation episodes" if test.get("on") == "data" else "mean validation return"
-
-
-def test_sentence(test: dict[str, Any]) -> str:
-    """The result in a sentence, with what it means."""
-    if not test:
-        return "There is no test result."
-    span = f"95 % interval [{test['low']:.4g}, {test['high']:.4g}], {test['episodes']} test episodes"
-    if test.get("measure") == "cross_entropy":
-        return (
-            f"Mean cross-entropy of the best checkpoint: {test['cross_entropy']:.4g} (scores are negative; {span}). "
-            "This says how well recorded actions are predicted, not how well the policy acts."
-        )
-    if test.get("on") == "data":
-        return (
-            f"Mean TD error of the best checkpoint: {test['td_error']:.4g} (scores are negative; {span}). "
-            "This says how consistent the values are with the data, not how well the policy acts."
-        )
-    return f"Mean return of the best checkpoint: {test['mean']:.4g} ({span})."
-
-
-def split_rows(splits: dict[str, Any]) -> list[tuple[object, ...]]:
-    """A row for each split."""
-    means = ((name, each, each["return"]["mean"], each["length"]["mean"]) for name, each in splits.items())
-    return [(name, each["episodes"], each["steps"], f"{ret:.4g}", f"{length:.4g}") for name, each, ret, length in means]
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def curve(name: str, points: Sequence[tuple[float, float | None]]) -> str:
-    """A curve over the steps learned from, with the range of its values."""
-    known = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
-    if len(known) < 2:
-        return f"<p>{escape(name)}: fewer than two points.</p>"
-    low = min(y for _, y in known)
-    high = max(y for _, y in known)
-    last = known[-1][0]
-    drawn = " ".join(
-        f"{x / last * WIDTH:.1f},{HEIGHT - (y - low) / max(high - low, 1e-12) * HEIGHT:.1f}" for x, y in known
-    )
-    text = f"{name}: from {low:.4g} to {high:.4g} over {last:,} steps learned from"
-    label = escape(text)
-    return (
-        f'<figure><svg viewBox="0 -4 {WIDTH} {HEIGHT + 8}" role="img" aria-label="{label}">'
-        f'<polyline points="{drawn}"/></svg><figcaption>{label}</figcaption></figure>'
-    )
+    replace_inside(folder, "report.html", html_report(plain).encode(errors="replace"))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from qfleet.plan.presets.algorithms import ALGORITHMS, COMBINATIONS
+from qfleet.plan.presets.algorithms import ALGORITHMS, COMBINATIONS, OFFLINE
 from qfleet.plan.presets.catalog import algorithm_presets
 from scripts.pages.markdown import slug
 from scripts.pages.settings_reference import preset_settings
@@ -13,7 +13,7 @@ from scripts.pages.stage import ROOT
 FOLDER = ROOT / "docs/algorithms"
 RESULTS = ROOT / "docs/results.md"
 PART = re.compile(r"(<!-- generated:(\w+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
-NAMES = [preset.__name__ for preset in (*ALGORITHMS, *COMBINATIONS)]
+NAMES = [preset.__name__ for preset in (*ALGORITHMS, *COMBINATIONS, *OFFLINE)]
 
 
 def page_of(name: str) -> Path:

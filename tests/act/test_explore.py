@@ -263,3 +263,44 @@ def test_a_missing_or_unexpected_function_is_refused() -> None:
 def test_schedules_report_their_epsilon() -> None:
     assert explorer(ConstantEpsilon(epsilon=0.25)).epsilon(7) == 0.25
     assert explorer(LinearEpsilon(start=1.0, end=0.0, steps=10)).epsilon(5) == 0.5
+
+
+# Probabilities of what was chosen
+
+
+@pytest.mark.parametrize(("masked", "decoupled"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "explore",
+    [
+        ConstantEpsilon(epsilon=0.4),
+        LadderEpsilon(base=0.4, power=2.0),
+        LadderEpsilon(base=0.4, power=7.0, warm_steps=10),
+        LinearEpsilon(start=0.9, end=0.3, steps=20),
+        SoftmaxExplore(temperature=0.7),
+    ],
+    ids=["constant", "ladder", "warm ladder", "linear", "softmax"],
+)
+def test_probabilities_are_the_shares_of_the_actions(explore: Any, masked: bool, decoupled: bool) -> None:
+    """All actions of a lane have the probability 1 together, and each is chosen as often as it says."""
+    counts = (2, 3) if decoupled else (6,)
+    one = np.array([[0.0, 1.0, -np.inf], [0.5, 0.2, 1.1]]) if decoupled else np.array([0.0, 1.5, 1.0, -2.0, 0.3, 1.4])
+    values = np.tile(one, (3, *[1] * one.ndim)).astype(np.float32)
+    mask = np.tile(np.array([True, False, True, True, False, True]), (3, 1)) if masked else None
+    found = explorer(explore, lanes=3, counts=counts)
+    generator = rng()
+    draws = np.array([found.choose(values, 7, generator, mask) for _ in range(8_000)])
+    total = np.zeros(3)
+    for action in range(6):
+        if masked and mask is not None and not mask[0, action]:
+            assert (draws != action).all()
+            continue
+        probability = found.probability(np.full(3, action), values, 7, mask)
+        assert probability is not None
+        assert (draws == action).mean(0) == pytest.approx(probability, abs=0.02)
+        total += probability
+    assert total == pytest.approx(1.0)
+
+
+def test_the_probabilities_of_a_users_function_are_unknown() -> None:
+    own = OwnExplorer(lambda values, step, generator, mask: values.argmax(1), (4,))
+    assert own.probability(np.zeros(2, np.int64), np.zeros((2, 4)), 0, None) is None

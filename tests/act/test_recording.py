@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qfleet.act.recording import RecordingExplorer
 from qfleet.datasets.format import RecordedEpisode
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import UsageError
@@ -47,18 +46,6 @@ def test_truncated_episodes_are_told_from_terminated_ones() -> None:
     assert cut
     assert all(episode.truncated or episode.terminated for episode in cut)
     assert any(episode.truncated and not episode.terminated for episode in cut)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_probabilities_are_the_shares_of_the_actions_chosen(masked: bool) -> None:
-    explorer = RecordingExplorer(0.4, (4,))
-    values = np.tile(np.array([0.0, 3.0, 1.0, 2.0], np.float32), (4_000, 1))
-    mask = np.tile(np.array([True, True, False, True]), (4_000, 1)) if masked else None
-    action = explorer.choose(values, 0, np.random.default_rng(0), mask)
-    for number in np.unique(action):
-        share = (action == number).mean()
-        assert explorer.probability[action == number] == pytest.approx(share, abs=0.03)
-    assert explorer.probability[action == 1][0] == pytest.approx(0.6 + 0.4 / (3 if masked else 4))
 
 
 def test_a_policy_needs_a_run() -> None:

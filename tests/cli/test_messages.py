@@ -139,13 +139,13 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --preset rainbw",
         "unknown preset rainbw",
-        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, gorila, r2d2, pqn, btr, decqn, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general, pong.",
+        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, gorila, r2d2, pqn, btr, decqn, cql, bc, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general, pong.",
         "Did you mean rainbow?",
     ),
     Wrong(
         "train CartPole-v1 --preset dubble",
         "unknown preset dubble",
-        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, gorila, r2d2, pqn, btr, decqn, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general, pong.",
+        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, gorila, r2d2, pqn, btr, decqn, cql, bc, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general, pong.",
         "Did you mean double?",
     ),
     Wrong(
@@ -611,7 +611,7 @@ WRONG = [
     Wrong(
         "presets frob",
         "unknown preset frob",
-        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, gorila, r2d2, pqn, btr, decqn, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general, pong.",
+        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, gorila, r2d2, pqn, btr, decqn, cql, bc, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general, pong.",
         "See what each does with: qfleet presets",
     ),
     Wrong(

@@ -62,6 +62,7 @@ def make_rollout(spec: Spec, rows: int = 3, lanes: int = 2, seed: int = 0, *, va
         mask=filled(rng, "bool", rows, lanes, spec.num_actions) if spec.masked else None,
         state=filled(rng, "float32", rows, lanes, *spec.state) if spec.state else None,
         value=filled(rng, "float32", rows, lanes, 2) if values else None,
+        probability=np.full((rows, lanes), 0.5) if values else None,
         finished=((1.5, 3), (-2.0, 1)),
         ends=(0, rows - 1),
     )
@@ -254,3 +255,17 @@ def test_a_ring_has_room_for_the_info_of_every_episode() -> None:
     full = replace(rollout, finished=tuple((1.0, 1, 2.0, 3.0) for _ in ends), ends=ends)
     assert len(pack_rollout(full)) <= rollout_bytes(PLAIN, 2, 3, 2)
     assert rollout_bytes(PLAIN, 2, 3, 2) >= rollout_bytes(PLAIN, 2, 3) + 8 * 2 * 6
+
+
+@pytest.mark.parametrize("wrong", [0.0, -0.5, 1.5])
+def test_a_probability_of_a_step_is_above_0_and_at_most_1(wrong: float) -> None:
+    rollout = make_rollout(PLAIN)
+    assert rollout.probability is not None
+    rollout.last[:] = False
+    rollout.probability[1, 0] = np.nan  # unknown
+    assert as_rollout(*rollout_parts(rollout), PLAIN, 2).probability is not None
+    rollout.probability[1, 0] = wrong
+    with pytest.raises(ValueError, match="probability"):
+        as_rollout(*rollout_parts(rollout), PLAIN, 2)
+    rollout.last[1, 0] = True  # no action was taken
+    as_rollout(*rollout_parts(rollout), PLAIN, 2)

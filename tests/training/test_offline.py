@@ -116,7 +116,7 @@ def test_without_its_environment_a_run_is_judged_on_recorded_episodes(tmp_path: 
 def test_held_out_errors_are_those_computed_by_hand(tmp_path: Path) -> None:
     """With all weights zero every value is zero, and so the error of a step is its reward."""
     from qfleet.build.make import make_components
-    from qfleet.build.offline import make_recorded_world, resolve_offline
+    from qfleet.build.offline.plan_dataset import make_recorded_world, resolve_offline
     from qfleet.build.resolve import resolve
     from qfleet.training.evaluation.held_out import HeldOutEvaluator
 
@@ -155,17 +155,13 @@ def test_the_environment_must_be_that_of_the_data(prepared: Path, tmp_path: Path
     [
         ("runtime.type", "processes"),
         ("population.num", 2),
-        ("algo.view.type", "sequences"),
         ("algo.bonus.type", "count"),
         ("algo.anneal.type", "exponential"),
-        ("env.normalize", "obs"),
-        ("steer.batch.type", "grow"),
     ],
 )
 def test_what_does_not_go_with_a_data_set_is_refused(path: str, value: object) -> None:
-    more = {"net.memory.type": "gru"} if path == "algo.view.type" else {}
     with pytest.raises(UsageError, match="does not go with"):
-        make_plan("CartPole-v1", overrides=settings_for(Path("data"), **{path: value}, **more))
+        make_plan("CartPole-v1", overrides=settings_for(Path("data"), **{path: value}))
 
 
 @pytest.mark.parametrize("settings", [{"until.epochs": 3}, {"eval.on": "data"}])

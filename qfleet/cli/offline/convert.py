@@ -1,16 +1,12 @@
 """`qfleet data import` and `export`: from and to other formats."""
 
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from qfleet.cli.output import echo
 from qfleet.errors import UsageError
-
-if TYPE_CHECKING:
-    from qfleet.datasets.convert.minari_import import MinariImporter
-    from qfleet.datasets.convert.transitions_import import TransitionsImporter
 
 _COUNTS = re.compile(r"[1-9]\d{0,5}(,[1-9]\d{0,5})*")
 Source = Annotated[
@@ -37,34 +33,14 @@ def import_(
     env: Annotated[str, Parameter(help="Environment id for the data set of a table.", metavar="ENV")] = "",
 ) -> int:
     """Make a data set of one in another format; no environment is made."""
-    from qfleet.datasets.convert import import_dataset
+    from qfleet.datasets.convert import import_dataset, make_importer
 
-    importer = _importer(source, format, column or [], actions, env)
+    importer = make_importer(source, format, column or [], _counts(actions), env)
     import_dataset(importer, url)
     _echo_notes(importer.notes())
-    from qfleet.cli.offline.data import inspect
+    from qfleet.cli.offline.inspect import inspect
 
     return inspect(url)
-
-
-def _importer(
-    source: str, format: str | None, columns: list[str], actions: str | None, env: str
-) -> "MinariImporter | TransitionsImporter":
-    from qfleet.datasets.convert.column_roles import parse_columns
-    from qfleet.datasets.convert.minari_import import MinariImporter, minari_folder
-    from qfleet.datasets.convert.transitions_import import TableOptions, TransitionsImporter, looks_like_rllib
-    from qfleet.plan.local_paths import local_path
-
-    if format == "minari" or (format is None and minari_folder(local_path(source))):
-        if columns or actions or env:
-            raise UsageError(
-                "--column, --actions and --env do not go with a data set of Minari",
-                "Its own files say what its data are.",
-                "Leave them out, or name the format: --format transitions",
-            )
-        return MinariImporter(source)
-    rllib = format == "rllib" or (format is None and looks_like_rllib(source))
-    return TransitionsImporter(source, TableOptions(parse_columns(columns), env, _counts(actions), rllib))
 
 
 def _counts(text: str | None) -> tuple[int, ...]:

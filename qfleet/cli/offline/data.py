@@ -1,20 +1,17 @@
 """`qfleet data`: collect, import, inspect, validate, prepare and export data sets."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments, parse_count
+from qfleet.cli.arguments import COMMANDS, PREPARE, parse_count
+from qfleet.cli.offline.collecting import collect
 from qfleet.cli.offline.convert import export, import_
+from qfleet.cli.offline.inspect import inspect, validate
 from qfleet.cli.offline.judge import evaluate_policy_on_data
-from qfleet.cli.output import echo, echo_json, echo_table
-from qfleet.errors import StorageError, UsageError
-from qfleet.plan import read_plan
 
 if TYPE_CHECKING:
     from qfleet.datasets.format import Dataset
-    from qfleet.plan.schema import Plan
 
 app = App(
     name="data",
@@ -29,131 +26,6 @@ app = App(
 )
 Url = Annotated[str, Parameter(name="URL", help="Folder of the data set.")]
 Json = Annotated[bool, Parameter(help="As JSON.", show_default=False)]
-Out = Annotated[str, Parameter(help="Folder in which a run is looked for by its name.")]
-
-
-def collect(
-    source: Annotated[str, Parameter(name="ENV|RUN", help="Environment id, or a run: then its policy plays.")],
-    url: Url,
-    /,
-    *settings: Annotated[str, Parameter(name="PATH=VALUE", help="Settings of the environment: env.num=16.")],
-    policy: Annotated[
-        str | None, Parameter(help="random, greedy, epsilon=0.1, or another run.", metavar="POLICY")
-    ] = None,
-    episodes: Annotated[str | None, Parameter(help="Whole episodes to record.", metavar="N")] = None,
-    steps: Annotated[str | None, Parameter(help="Record whole episodes until they have N steps.", metavar="N")] = None,
-    seed: Annotated[str | None, Parameter(help="Decides everything random (seed).", metavar="N")] = None,
-    out: Out = "runs",
-    trust_env: Annotated[
-        bool, Parameter(help="Run the environment code a run names, though another user made it.", show_default=False)
-    ] = False,
-    json: Json = False,
-) -> int:
-    """Record the episodes of a policy in an environment."""
-    num_episodes = parse_count("--episodes", episodes)
-    num_steps = parse_count("--steps", steps, example=10_000)
-    run = _find_run(source, out)
-    from qfleet.workflow.collecting import collect as start
-    from qfleet.workflow.collecting import parse_behaviour
-
-    plan = _collecting_plan(source, run, settings, seed)
-    behaviour = parse_behaviour(policy, run, lambda text: _require_run(text, out))
-    start(plan, url, behaviour, episodes=num_episodes, steps=num_steps, trust_env=trust_env)
-    return inspect(url, json=json)
-
-
-def _find_run(text: str, out: str) -> Path | None:
-    """The run of this name; None if it is no run, and so an environment."""
-    from qfleet.watch.run_directory import is_run
-
-    if text == "latest":
-        return _require_run(text, out)
-    plain = "/" not in text or Path(text).exists()
-    return next((path for path in (Path(out, text), Path(text)) if plain and is_run(path)), None)
-
-
-def _require_run(text: str, out: str) -> Path:
-    from qfleet.watch import find_run
-
-    return find_run(text, out)
-
-
-def _collecting_plan(source: str, run: Path | None, settings: tuple[str, ...], seed: str | None) -> "Plan":
-    """The plan that is played by: of an environment, or a run's own with another seed."""
-    if run is None:
-        return compose_arguments([source, *settings], None, None, {"seed": seed}).plan
-    if settings:
-        raise UsageError(
-            f"{settings[0]} does not go with the run {run.name}",
-            "A run plays in the environment that it was trained in.",
-            "Leave settings out, or name the environment and --policy RUN.",
-        )
-    import msgspec
-
-    plan = read_plan(run / "run.toml")
-    number = parse_count("--seed", seed, least=0)
-    return plan if number is None else msgspec.structs.replace(plan, seed=number)
-
-
-def inspect(
-    url: Url,
-    /,
-    *,
-    coverage: Annotated[
-        bool, Parameter(help="Count different pairs of observation and action; reads all files.", show_default=False)
-    ] = False,
-    json: Json = False,
-) -> int:
-    """Show what is in a data set, from its index and statistics."""
-    from qfleet.datasets.inspect import coverage_summary, summarize_dataset
-
-    dataset = _open(url)
-    found = summarize_dataset(dataset)
-    if coverage:
-        found["coverage"] = coverage_summary(dataset)
-    if json:
-        echo_json(found)
-        return 0
-    echo(f"data set {found['url']}", f"version {found['version']}")
-    echo(
-        f"{found['environment']} · {found['episodes']:,} episodes · {found['steps']:,} steps · {found['bytes']:,} bytes"
-    )
-    echo(f"made with {', '.join(f'{name}={value}' for name, value in found['settings'].items())}")
-    header = ("split", "episodes", "steps", "return", "deviation", "length", "actions")
-    echo_table([_split_row(name, each) for name, each in found["splits"].items()], header)
-    if coverage:
-        echo(f"{found['coverage']['pairs']:,} different pairs of observation and action")
-    return 0
-
-
-def _split_row(name: str, split: dict[str, Any]) -> tuple[object, ...]:
-    shares = split["action_shares"]
-    shown = " ".join(f"{share:.1%}" for share in shares[:8]) + (" ..." if len(shares) > 8 else "")
-    returns = split["return"]
-    numbers = (f"{returns['mean']:.4g}", f"{returns['deviation']:.4g}", f"{split['length']['mean']:.4g}")
-    return (name, f"{split['episodes']:,}", f"{split['steps']:,}", *numbers, shown)
-
-
-def validate(url: Url, /, *, json: Json = False) -> int:
-    """Check every hash and every rule of a data set."""
-    from qfleet.datasets.inspect import validate_dataset
-
-    dataset = _open(url)
-    problems = validate_dataset(dataset)
-    if json:
-        echo_json([{"place": each.place, "problem": each.text} for each in problems])
-    elif problems:
-        echo_table([(each.place, each.text) for each in problems])
-    if problems:
-        raise StorageError(
-            f"{dataset.place.url} breaks {len(problems)} rules of the format",
-            f"The first: {problems[0].place}: {problems[0].text}.",
-            "Copy the data set again from its origin, or make it again.",
-        )
-    if not json:
-        manifest = dataset.manifest
-        echo(f"ok: {manifest.num_episodes:,} episodes in {len(manifest.files):,} files, version {dataset.version}")
-    return 0
 
 
 def prepare(
@@ -163,18 +35,45 @@ def prepare(
     *,
     split: Annotated[str, Parameter(help="Percentages of train, validation and test.")] = "80/10/10",
     salt: Annotated[str, Parameter(help="Another salt makes another split.")] = "qfleet",
-    group: Annotated[str, Parameter(help="Keep episodes of one seed, world or behaviour in one split.")] = "",
+    group: Annotated[
+        str, Parameter(help="Keep episodes of one seed, world, behaviour or key (of --keys) in one split.")
+    ] = "",
+    strata: Annotated[
+        str,
+        Parameter(help="Each split gets its share of every kind: return:4 (quantiles), world, behaviour, seed, key."),
+    ] = "",
+    keys: Annotated[str | None, Parameter(help="CSV file of id,key.", metavar="FILE")] = None,
     unique: Annotated[bool, Parameter(help="Leave out episodes with equal content.", show_default=False)] = False,
     shards: Annotated[str | None, Parameter(help="Divide the training split into N shards.", metavar="N")] = None,
-    capacity: Annotated[str | None, Parameter(help="Speeds of their nodes: 1,1,0.5.", metavar="LIST")] = None,
+    capacity: Annotated[
+        str | None, Parameter(help="Speeds of their nodes: 1,1,0.5, or measured.", metavar="LIST")
+    ] = None,
+    engine: Annotated[str, Parameter(help="local, ray or spark: the result is the same.")] = "local",
+    jobs: Annotated[str | None, Parameter(help="Processes (one per core).", metavar="N")] = None,
+    address: Annotated[str | None, Parameter(help="Of a Ray cluster.", metavar="HOST:PORT")] = None,
+    file_bytes: Annotated[
+        str | None, Parameter(help="Size of files before compression (67108864).", metavar="N")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Split a data set by its episodes, and compute the statistics of every split."""
-    from qfleet.datasets.prepare import PreparePlan, parse_capacities, parse_split, prepare_dataset, require_group
+    from qfleet.cli.offline.preparing import PrepareOptions, prepare_by_options
 
-    capacities = parse_capacities(parse_count("--shards", shards), capacity)
-    plan = PreparePlan(parse_split(split, salt), group=require_group(group), unique=unique, capacities=capacities)
-    prepare_dataset(_open(url), target, plan)
+    options = PrepareOptions(
+        split=split,
+        salt=salt,
+        group=group,
+        strata=strata,
+        keys=keys,
+        unique=unique,
+        shards=parse_count("--shards", shards),
+        capacity=capacity,
+        engine=engine,
+        jobs=parse_count("--jobs", jobs),
+        address=address,
+        file_bytes=parse_count("--file-bytes", file_bytes, example=16_000_000),
+    )
+    prepare_by_options(_open(url), target, options)
     return inspect(target, json=json)
 
 
@@ -190,12 +89,23 @@ app.command(
     help_epilogue=(
         "Examples:\n"
         "  qfleet data collect CartPole-v1 data/random --episodes 200\n"
-        "  qfleet data collect latest data/noisy --policy epsilon=0.1 --steps 50_000"
+        "  qfleet data collect latest data/noisy --policy epsilon=0.1 --steps 50_000\n"
+        "  qfleet data collect CartPole-v1 data/mix --policy random:1 --policy latest,epsilon=0.1:3 --episodes 200"
     ),
 )
-app.command(inspect, help_epilogue="Example:\n  qfleet data inspect data/random")
+app.command(
+    inspect,
+    help_epilogue="Examples:\n  qfleet data inspect data/random\n  qfleet data inspect data/prepared --plot data.png",
+)
 app.command(validate, help_epilogue="Example:\n  qfleet data validate data/random")
-app.command(prepare, help_epilogue="Example:\n  qfleet data prepare data/random data/prepared --split 80/10/10")
+app.command(
+    prepare,
+    help_epilogue=(
+        "Examples:\n"
+        "  qfleet data prepare data/random data/prepared --split 80/10/10\n"
+        "  qfleet data prepare data/random data/shards --shards 4 --capacity 1,1,1,0.5 --strata return:4"
+    ),
+)
 app.command(
     import_,
     name="import",

@@ -48,7 +48,7 @@ def evaluate_policy_on_data(
     settings = OnDataSettings(split, epsilon, number, most, fit_updates)  # type: ignore[arg-type]
     dataset = open_dataset(url)
     plan, policy = load_for_data(folder, dataset)
-    found = evaluate_on_data(plan, policy, dataset, settings)
+    found = evaluate_on_data(plan, policy, dataset, settings, lambda text: echo(text, to_stderr=True))
     if json:
         echo_json(found)
     else:
@@ -66,6 +66,8 @@ def show(folder: Path, found: dict[str, Any]) -> None:
     """The numbers for people."""
     echo(f"{folder.name} on {found['episodes']:,} episodes of split {found['split']}, {found['steps']:,} steps")
     echo(f"discount {found['discount']:g}; estimates with epsilon {found['epsilon']:g}; version {found['version']}")
+    if found["memory_full"]:
+        echo("note: no more episodes were read: these fill the memory that episodes may have", to_stderr=True)
     echo_table([number_row(name, each) for name, each in found["numbers"].items()], ("number", "value", "95 %", "note"))
     groups = [
         (f"{row['steps']:,}", f"{row['value']:.4g}", f"{row['return']:.4g}") for row in found["calibration"]["groups"]

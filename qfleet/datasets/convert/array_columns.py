@@ -41,15 +41,13 @@ def _plain(array: Any, name: str) -> Array:
     types = arrow.types
     if isinstance(array, arrow.ChunkedArray):
         array = arrow.concat_arrays(array.chunks)
+    if isinstance(array.type, arrow.BaseExtensionType):
+        return _tensors(array, name)
     if array.null_count:
         raise ValueError(f"column {name!r} has {array.null_count:,} rows without a value")
     if types.is_fixed_size_list(array.type) or types.is_list(array.type) or types.is_large_list(array.type):
         inner = _plain(array.flatten(), name)
-        if (
-            len(array) == 0
-            or len(inner) % len(array)
-            or len(set(arrow.compute.list_value_length(array).to_pylist())) > 1
-        ):
+        if len(array) == 0 or len(inner) % len(array) or not _have_one_length(array):
             raise ValueError(f"the lists of column {name!r} do not have one length")
         return inner.reshape(len(array), len(inner) // len(array), *inner.shape[1:])
     if not (types.is_integer(array.type) or types.is_floating(array.type) or types.is_boolean(array.type)):
@@ -57,17 +55,43 @@ def _plain(array: Any, name: str) -> Array:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
-def text_column(table: Any, name: str) -> list[str]:
-    """The ids of episodes, whatever their type."""
+def _have_one_length(array: Any) -> bool:
+    import pyarrow.compute as compute
+
+    found = compute.min_max(compute.list_value_length(array)).as_py()
+    return bool(found["min"] == found["max"])
+
+
+def _tensors(array: Any, name: str) -> Array:
+    """Tensors of one shape, as Ray's types show them if somebody has registered these. No other type is known."""
+    kind = array.type
+    if not kind.extension_name.startswith("ray.data.arrow_tensor"):
+        raise ValueError(f"column {name!r} holds {kind.extension_name}, and no numbers")
+    found = _plain(array.storage, name)
+    return found.reshape(len(found), *kind.shape)
+
+
+def text_codes(table: Any, name: str) -> tuple[Array, list[str]]:  # [R]
+    """The ids of episodes, whatever their type: the number of each row's id, and the ids in the order they begin."""
     if name not in table.column_names:
         raise ValueError(f"it has no column {name!r}, but {', '.join(table.column_names)[:300]}")
+    arrow = require_arrow()
     column = table.column(name)
     if column.null_count:
         raise ValueError(f"column {name!r} has {column.null_count:,} rows without a value")
-    found = column.cast(require_arrow().string()).to_pylist()
-    if any(len(id) > 500 for id in found):
+    if not arrow.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    joined = column.unify_dictionaries().combine_chunks()
+    joined = arrow.concat_arrays(joined.chunks) if isinstance(joined, arrow.ChunkedArray) else joined
+    ids = joined.dictionary.cast(arrow.string()).to_pylist()
+    if any(id is None or len(id) > 500 for id in ids):
         raise ValueError(f"column {name!r} holds a name of more than 500 characters")
-    return [str(id) for id in found]
+    codes: Array = joined.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    used, first = np.unique(codes, return_index=True)
+    order = np.argsort(first, kind="stable")
+    numbers = np.zeros(len(ids), np.int64)
+    numbers[used[order]] = np.arange(len(used))
+    return numbers[codes], [str(ids[at]) for at in used[order].tolist()]
 
 
 def nested_lists(array: Array) -> Any:

@@ -11,7 +11,8 @@ from qfleet.files import list_inside, open_inside, read_inside
 from qfleet.plan.local_paths import local_path
 
 MAX_FILE_BYTES = 1 << 30
-MAX_DECODED_BYTES = 4 << 30  # of one table, or of one episode
+MAX_DECODED_BYTES = 4 << 30  # of one table
+MAX_EPISODE_BYTES = 1 << 30  # of one episode: no data file holds more
 MAX_JSON_BYTES = 16 << 20
 MAX_NAMES = 1_000_000  # of the files of one source
 
@@ -51,45 +52,10 @@ def open_foreign(folder: Path, name: str) -> Any:
         return open(open_inside(folder, name), "rb")
 
 
-def read_table(folder: Path, name: str, columns: list[str] | None = None) -> Any:
-    """A Parquet, Arrow or CSV file as an Arrow table."""
-    data = read_foreign(folder, name)
-    with clear_errors(folder / name):
-        table = _decoded(data, name.rpartition(".")[2], columns)
-        require_decoded_size(table.nbytes)
-        return table
-
-
-def read_names(folder: Path, name: str) -> list[str]:
-    """The names of a table's columns; none for a format that does not say them first."""
-    if not name.endswith(".parquet"):
-        return []
-    data = read_foreign(folder, name)
-    with clear_errors(folder / name):
-        return list(require_arrow().parquet.ParquetFile(require_arrow().BufferReader(data)).schema_arrow.names)
-
-
-def _decoded(data: bytes, ending: str, columns: list[str] | None) -> Any:
-    pa = require_arrow()
-    source = pa.BufferReader(data)
-    if ending == "parquet":
-        parquet = pa.parquet.ParquetFile(source)
-        groups = [parquet.metadata.row_group(at).total_byte_size for at in range(parquet.num_row_groups)]
-        require_decoded_size(sum(groups))
-        return parquet.read(columns, use_threads=False)
-    if ending in ("arrow", "feather"):
-        return pa.ipc.open_file(source).read_all()
-    if ending == "csv":
-        import pyarrow.csv
-
-        return pyarrow.csv.read_csv(source)
-    raise ValueError("its name ends neither in .parquet nor in .arrow nor in .csv")
-
-
-def require_decoded_size(num_bytes: int) -> None:
+def require_decoded_size(num_bytes: int, most: int = MAX_DECODED_BYTES) -> None:
     """Refuse what would take more memory than an importer may."""
-    if num_bytes > MAX_DECODED_BYTES:
-        raise ValueError(f"it would take {num_bytes:,} bytes of memory, and {MAX_DECODED_BYTES:,} are the most")
+    if num_bytes > most:
+        raise ValueError(f"it would take {num_bytes:,} bytes of memory, and {most:,} are the most")
 
 
 def source_files(source: str, endings: tuple[str, ...]) -> tuple[Path, list[str]]:

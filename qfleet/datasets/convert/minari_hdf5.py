@@ -1,5 +1,6 @@
 """Minari's HDF5 storage: one file with a group per episode. Links out of the file are not followed."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,15 @@ import numpy as np
 from gymnasium import spaces
 
 from qfleet.data import Array
-from qfleet.datasets.convert.foreign import clear_errors, open_foreign, require_decoded_size
+from qfleet.datasets.convert.foreign import MAX_EPISODE_BYTES, clear_errors, open_foreign, require_decoded_size
 from qfleet.datasets.convert.pictures import decode_picture
 from qfleet.datasets.format.columns import WHOLE
 from qfleet.errors import UsageError
 from qfleet.install import install_command
 
 FILE = "main_data.hdf5"
+MAX_MEMBERS = 10_000  # of a group
+FILTERS = {1, 2, 3, 5, 6, 32_000}  # deflate, shuffle, fletcher32, n-bit, scale-offset, LZF: all within h5py
 
 
 def require_hdf5() -> Any:
@@ -70,23 +73,45 @@ def _member(group: Any, name: str) -> Any:
     return group[name]
 
 
-def _arrays(group: Any, level: int) -> dict[str, Any]:
-    """The arrays of a group, in dicts like its groups."""
+def _arrays(group: Any, level: int, room: list[int] | None = None) -> dict[str, Any]:
+    """The arrays of a group, in dicts like its groups; `room` is what they may still take."""
     h5py = require_hdf5()
-    if level > 16:
-        raise ValueError("its groups are nested too deeply")
+    room = room if room is not None else [MAX_EPISODE_BYTES]
+    if level > 16 or len(group) > MAX_MEMBERS:
+        raise ValueError("its groups are nested too deeply, or have too many members")
     found: dict[str, Any] = {}
     for name in group:
         member = _member(group, name)
-        found[name] = _arrays(member, level + 1) if isinstance(member, h5py.Group) else _array(member, name)
+        if isinstance(member, h5py.Group):
+            found[name] = _arrays(member, level + 1, room)
+        elif isinstance(member, h5py.Dataset):
+            found[name] = _array(member, name, room)
+        else:
+            raise ValueError(f"{name} is neither a group nor an array")
     return found
 
 
-def _array(dataset: Any, name: str) -> Array:
+def _array(dataset: Any, name: str, room: list[int]) -> Array:
     if dataset.is_virtual or dataset.external:
         raise ValueError(f"{name} is stored in another file")
-    require_decoded_size(dataset.size * max(dataset.dtype.itemsize, 1))
+    if dataset.shape is None:
+        raise ValueError(f"{name} is empty")
+    _require_numbers(dataset, name)
+    room[0] -= dataset.size * max(dataset.dtype.itemsize, 1)
+    if room[0] < 0:
+        raise ValueError(f"with {name} its episode would take more than {MAX_EPISODE_BYTES:,} bytes of memory")
     return np.asarray(dataset[()])
+
+
+def _require_numbers(dataset: Any, name: str) -> None:
+    """Refuse values that are no numbers, encoded pictures or texts, and filters that would be looked for elsewhere."""
+    encoded = require_hdf5().check_vlen_dtype(dataset.dtype)
+    if dataset.dtype.kind not in "biufS" and not (encoded is not None and np.dtype(encoded) == np.uint8):
+        raise ValueError(f"{name} holds {dataset.dtype}, and no numbers")
+    settings = dataset.id.get_create_plist()
+    filters = {settings.get_filter(at)[0] for at in range(settings.get_nfilters())}
+    if not filters <= FILTERS:
+        raise ValueError(f"{name} is compressed by filter {max(filters - FILTERS)}, which is not read")
 
 
 class Hdf5Episode:
@@ -128,6 +153,7 @@ class Hdf5Episode:
         if array.shape[1:] == shape:
             return array
         if array.dtype == np.uint8 or array.dtype == object:  # encoded pictures, of different lengths or one
+            require_decoded_size(len(array) * math.prod(shape), MAX_EPISODE_BYTES)
             return np.stack([self._picture(row, shape) for row in array])
         return array.reshape(len(array), *shape)
 

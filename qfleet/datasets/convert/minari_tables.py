@@ -3,6 +3,7 @@
 Columns of T values have padding at the end.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,20 @@ import numpy as np
 from gymnasium import spaces
 
 from qfleet.data import Array
-from qfleet.datasets.convert.foreign import MAX_JSON_BYTES, clear_errors, read_foreign, read_table
+from qfleet.datasets.convert.foreign import (
+    MAX_EPISODE_BYTES,
+    MAX_JSON_BYTES,
+    clear_errors,
+    read_foreign,
+    require_decoded_size,
+)
+from qfleet.datasets.convert.foreign_tables import read_table
 from qfleet.datasets.convert.pictures import decode_picture
 from qfleet.datasets.format import require_arrow
 from qfleet.datasets.format.columns import WHOLE
 from qfleet.files import list_inside
 
+MAX_PARTS = 1_000  # files of one episode
 SeePicture = Callable[[str], object]  # is told the format of every encoded picture
 
 
@@ -39,7 +48,10 @@ class MinariTables:
             names = sorted(name for name in list_inside(place) if name.endswith(f".{self.ending}"))
             if not names:
                 raise ValueError(f"it has no file that ends in .{self.ending}")
+            if len(names) > MAX_PARTS:
+                raise ValueError(f"it has {len(names):,} files, and {MAX_PARTS:,} are the most")
             tables = [read_table(self.folder, f"{number}/{name}") for name in names]
+            require_decoded_size(sum(table.nbytes for table in tables), MAX_EPISODE_BYTES)
             return TableEpisode(require_arrow().concat_tables(tables), self.see_picture)
 
 
@@ -95,8 +107,11 @@ class TableEpisode:
         return np.asarray(array.to_numpy(zero_copy_only=False)).reshape(len(array), *shape)
 
     def _pictures(self, array: Any, shape: tuple[int, ...]) -> Array:
+        require_decoded_size(len(array) * math.prod(shape), MAX_EPISODE_BYTES)
         found = np.empty((len(array), *shape), np.uint8)
         for at, data in enumerate(array):
+            if not data.is_valid:
+                raise ValueError("a picture is missing")
             found[at], kind = decode_picture(data.as_py(), shape)
             self.see_picture(kind)
         return found

@@ -15,14 +15,16 @@ from gymnasium import spaces
 
 from qfleet.data import Array, Spec
 from qfleet.datasets.convert.actions import joint_numbers
-from qfleet.datasets.convert.array_columns import column_array, text_column
+from qfleet.datasets.convert.array_columns import column_array, text_codes
 from qfleet.datasets.convert.column_roles import RLLIB, column_names
 from qfleet.datasets.convert.file_notes import NOTES, read_notes
-from qfleet.datasets.convert.foreign import clear_errors, read_names, read_table, require_decoded_size, source_files
+from qfleet.datasets.convert.foreign import clear_errors, require_decoded_size, source_files
+from qfleet.datasets.convert.foreign_tables import read_table, table_names
 from qfleet.datasets.format import Column, Description, RecordedEpisode, Setting, require_arrow, spec_columns
 from qfleet.datasets.format.columns import WHOLE
 
 ENDINGS = (".parquet", ".csv", ".arrow")
+NUMBERS = ("step", "obs", "next_obs", "action", "reward", "probability")  # the roles that CSV reads as numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,10 @@ class TransitionsImporter:
         self.num_dropped = 0
         self.num_shortened = 0
         folder, files = source_files(source, ENDINGS)
+        self.names = column_names(options.columns, table_names(folder, files[0]), options.rllib)
         with clear_errors(source):
-            self.table = _read_all(folder, files)
+            self.table = _read_all(folder, files, self.names)
             self.file_notes = read_notes([(self.table.schema.metadata or {}).get(NOTES)])
-        self.names = column_names(options.columns, self.table.column_names, options.rllib)
-        with clear_errors(source):
             self.groups = self._groups()
             self.action_space = self._action_space()
             self.columns = self.file_notes.observations if self.file_notes else self._columns()
@@ -73,16 +74,15 @@ class TransitionsImporter:
     def _groups(self) -> list[tuple[str, Array]]:
         """The id and the rows of every episode, in the order in which they begin."""
         if "episode" in self.names:
-            ids = text_column(self.table, self.names["episode"])
+            numbers, ids = text_codes(self.table, self.names["episode"])
         else:  # rows follow each other, and an end begins the next episode
             ends = self._flags("terminated") | self._flags("truncated")
-            numbers: Array = np.cumsum(ends) - ends.astype(np.int64)
-            ids = [f"{number:08d}" for number in numbers.tolist()]
-        rows: dict[str, list[int]] = {}
-        for row, id in enumerate(ids):
-            rows.setdefault(id, []).append(row)
-        steps = column_array(self.table, self.names["step"]) if "step" in self.names else np.arange(len(ids))
-        return [(id, np.array(each)[np.argsort(steps[each], kind="stable")]) for id, each in rows.items()]
+            numbers = np.cumsum(ends) - ends.astype(np.int64)
+            ids = [f"{number:08d}" for number in range(int(numbers[-1]) + 1 if len(numbers) else 0)]
+        steps = column_array(self.table, self.names["step"]) if "step" in self.names else np.arange(len(numbers))
+        order = np.lexsort((steps.reshape(len(numbers)), numbers))
+        rows = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        return list(zip(ids, rows, strict=True)) if len(numbers) else []
 
     def _flags(self, role: str) -> Array:
         name = self.names.get(role)
@@ -106,7 +106,8 @@ class TransitionsImporter:
     def _actions(self) -> Array:
         """[R, dimensions]"""
         found = column_array(self.table, self.names["action"])
-        whole = found.astype(np.int64)
+        with np.errstate(invalid="ignore"):
+            whole = found.astype(np.int64)
         if not len(found) or (whole != found).any():
             raise ValueError("its actions are not whole numbers")
         return whole.reshape(len(found), -1)
@@ -232,9 +233,18 @@ class TransitionsImporter:
         return np.concatenate([self.values.mask[rows], self.values.next_mask[rows[-1:]]]).astype(np.bool_)
 
 
-def _read_all(folder: Path, files: list[str]) -> Any:
-    tables = [read_table(folder, name) for name in files]
-    require_decoded_size(sum(table.nbytes for table in tables))
+def _read_all(folder: Path, files: list[str], names: dict[str, str]) -> Any:
+    """The columns that have a role, of all files."""
+    parts = {role: name.split(",") for role, name in names.items()}
+    heads = sorted({part.split("/")[0] for each in parts.values() for part in each})
+    texts = parts.get("episode", [])
+    numbers = [name for role in NUMBERS for name in parts.get(role, []) if name not in texts]
+    tables = []
+    num_bytes = 0
+    for name in files:
+        tables.append(read_table(folder, name, heads, texts, numbers))
+        num_bytes += tables[-1].nbytes
+        require_decoded_size(num_bytes)
     notes = read_notes([(table.schema.metadata or {}).get(NOTES) for table in tables])
     joined = require_arrow().concat_tables([table.replace_schema_metadata(None) for table in tables])
     return joined.replace_schema_metadata(None if notes is None else {NOTES: notes.text()})
@@ -259,5 +269,4 @@ def _typed(array: Array, column: Column) -> Array:
 def looks_like_rllib(source: str) -> bool:
     """Does the first file of a source have RLlib's columns?"""
     folder, files = source_files(source, ENDINGS)
-    with clear_errors(source):
-        return {RLLIB["episode"], RLLIB["next_obs"]} <= set(read_names(folder, files[0]))
+    return {RLLIB["episode"], RLLIB["next_obs"]} <= set(table_names(folder, files[0]))

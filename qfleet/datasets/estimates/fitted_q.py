@@ -6,7 +6,7 @@ the others estimate the policy's discounted return. Shapes: N episodes, M steps,
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from qfleet.datasets.estimates.intervals import percentiles, resample_counts
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
 MIN_COVERAGE = 0.05  # the mean probability that the evaluated policy gives to recorded actions
+ROWS_PER_BLOCK = 1_024
 SPARE = 1.05  # a fit may be so much above the largest return that there can be
 
 
@@ -70,14 +71,22 @@ def step_table(episodes: Sequence[ValuedEpisode], gamma: float) -> StepTable:
     )
 
 
+def feature_scale(obs: Array) -> tuple[Array, Array]:  # [M, F] -> [F], [F]
+    """The mean and the deviation of every feature, in blocks: as float64 all rows may not fit into memory."""
+    blocks = [obs[at : at + ROWS_PER_BLOCK] for at in range(0, len(obs), ROWS_PER_BLOCK)]
+    mean = np.sum([block.sum(0, dtype=np.float64) for block in blocks], axis=0) / len(obs)
+    squares = np.sum([((block - mean) ** 2).sum(0) for block in blocks], axis=0)
+    return mean, np.sqrt(squares / len(obs))
+
+
 class ScaledNet(nn.Module):
     """Values from features, on the scale of the recorded returns, with which learning begins."""
 
     def __init__(self, table: StepTable, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.mean = torch.from_numpy(table.obs.mean(0, dtype=np.float64).astype(np.float32))
-        deviation = table.obs.std(0, dtype=np.float64).astype(np.float32)
-        self.deviation = torch.from_numpy(np.where(deviation > 1e-6, deviation, np.float32(1.0)))
+        mean, deviation = feature_scale(table.obs)
+        self.mean = torch.from_numpy(mean.astype(np.float32))
+        self.deviation = torch.from_numpy(np.where(deviation > 1e-6, deviation, 1.0).astype(np.float32))
         self.offset = float(table.returns.mean())
         self.scale = max(1e-6, float(table.returns.std()))
         widths = [table.obs.shape[1], *sizes]
@@ -136,7 +145,9 @@ def first_values(net: ScaledNet, episodes: Sequence[ValuedEpisode]) -> Array:  #
     return found
 
 
-def fitted_q_estimate(episodes: Sequence[ValuedEpisode], settings: FittedQSettings) -> DataEstimate:
+def fitted_q_estimate(
+    episodes: Sequence[ValuedEpisode], settings: FittedQSettings, show: Callable[[str], object] = lambda text: None
+) -> DataEstimate:
     """The policy's discounted return: the mean over seeds and over episodes that were not fitted on."""
     fitted = [each for each in episodes if is_fitted(each.id, settings.seed)]
     others = [each for each in episodes if not is_fitted(each.id, settings.seed)]
@@ -147,7 +158,10 @@ def fitted_q_estimate(episodes: Sequence[ValuedEpisode], settings: FittedQSettin
     support = {"fitted_episodes": float(len(fitted)), "other_episodes": float(len(others)), "coverage": coverage}
     if coverage < MIN_COVERAGE:
         return refuse(f"the policy would do {coverage:.1%} of what was recorded; {MIN_COVERAGE:.0%} is needed", support)
-    nets = [fit(table, settings, settings.seed + number) for number in range(settings.num_seeds)]
+    nets = []
+    for number in range(settings.num_seeds):
+        show(f"fitted Q evaluation {number + 1} of {settings.num_seeds}: {settings.updates:,} updates")
+        nets.append(fit(table, settings, settings.seed + number))
     values = np.stack([first_values(net, others) for net in nets])  # [S, N]
     support["deviation_of_seeds"] = float(values.mean(1).std())
     return bounded(values, return_limit(episodes, settings.gamma), support, settings.seed)

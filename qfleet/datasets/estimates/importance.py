@@ -14,6 +14,9 @@ from qfleet.datasets.estimates.intervals import percentiles, resample_counts
 from qfleet.datasets.estimates.valued_episode import ValuedEpisode
 
 MIN_EFFECTIVE = 20.0  # episodes, by the size of equal weights that would vary as much
+MIN_EFFECTIVE_PARTS = 20.0  # the same of what each episode adds: where rewards are rare, weights alone look too good
+ROUNDING = 1e-6  # of a mean weight that is exactly 1 on paper
+LARGEST_LOG = 600.0  # of a weight, so that sums of weights stay finite
 MAX_SHARE = 0.2  # of the weight of all episodes that one may have
 STEPS_PER_BLOCK = 500
 
@@ -61,6 +64,25 @@ def weighted_returns(weights: Array, rewards: Array, gamma: float, counts: Array
     return total
 
 
+def parts_of_estimate(weights: Array, rewards: Array, gamma: float) -> Array:  # [N, T] x 2 -> [N]
+    """What every episode adds to V."""
+    parts = np.zeros(len(weights))
+    for begin in range(0, weights.shape[1], STEPS_PER_BLOCK):
+        block = weights[:, begin : begin + STEPS_PER_BLOCK]
+        total = block.sum(0)
+        shares = np.divide(block, total, out=np.zeros_like(block), where=total > 0)
+        discounts = gamma ** np.arange(begin, begin + block.shape[1])
+        parts += (shares * rewards[:, begin : begin + STEPS_PER_BLOCK]) @ discounts
+    return parts
+
+
+def mean_weights(episodes: Sequence[ValuedEpisode], counts: Array) -> Array:  # [R, N] -> [R]
+    """The mean of whole episodes' weights in every resample; its expectation is 1 (a likelihood ratio's)."""
+    logs = np.array([log_ratios(each).sum() for each in episodes])
+    found: Array = counts @ np.exp(np.minimum(logs, LARGEST_LOG)) / len(episodes)
+    return found
+
+
 def importance_estimate(episodes: Sequence[ValuedEpisode], gamma: float, seed: int) -> DataEstimate:
     """The discounted return of the evaluated policy, within the lengths that were recorded."""
     if reason := too_few(len(episodes)):
@@ -68,16 +90,42 @@ def importance_estimate(episodes: Sequence[ValuedEpisode], gamma: float, seed: i
     if any(each.probability is None for each in episodes):
         return refuse("the data set does not have the probabilities of the recorded actions")
     weights = weight_table(episodes)
-    size, share = effective_size(weights[:, -1])
-    support = {"episodes": float(len(episodes)), "effective_episodes": size, "largest_weight": share}
-    if size < MIN_EFFECTIVE:
-        return refuse(f"{size:.1f} episodes are effective, and it needs {MIN_EFFECTIVE:g}", support)
-    if share > MAX_SHARE:
-        return refuse(f"one episode has {share:.0%} of all weight, and {MAX_SHARE:.0%} is the most", support)
     rewards = np.zeros_like(weights)
     for at, episode in enumerate(episodes):
         rewards[at, : episode.num_steps] = episode.reward
-    value = weighted_returns(weights, rewards, gamma, np.ones((1, len(episodes))))
     counts = resample_counts(len(episodes), seed).astype(np.float64)
+    support = support_of(episodes, weights, rewards, gamma, counts)
+    if reason := thin(support):
+        return refuse(reason, support)
+    value = weighted_returns(weights, rewards, gamma, np.ones((1, len(episodes))))
     low, high = percentiles(weighted_returns(weights, rewards, gamma, counts))
     return DataEstimate(float(value[0]), low, high, support=support)
+
+
+def support_of(
+    episodes: Sequence[ValuedEpisode], weights: Array, rewards: Array, gamma: float, counts: Array
+) -> dict[str, float]:  # [N, T] x 2, [R, N]
+    """What the estimate rests on."""
+    size, share = effective_size(weights[:, -1])
+    parts, _ = effective_size(np.abs(parts_of_estimate(weights, rewards, gamma)))
+    low, high = np.percentile(mean_weights(episodes, counts), (2.5, 97.5))
+    found = {"episodes": float(len(episodes)), "effective_episodes": size, "largest_weight": share}
+    return found | {"effective_parts": parts, "mean_weight_low": float(low), "mean_weight_high": float(high)}
+
+
+def thin(support: dict[str, float]) -> str:
+    """Why the support is too thin for a number; empty if it is not."""
+    size = support["effective_episodes"]
+    share = support["largest_weight"]
+    parts = support["effective_parts"]
+    low = support["mean_weight_low"]
+    high = support["mean_weight_high"]
+    if size < MIN_EFFECTIVE:
+        return f"{size:.1f} episodes are effective, and it needs {MIN_EFFECTIVE:g}"
+    if share > MAX_SHARE:
+        return f"one episode has {share:.0%} of all weight, and {MAX_SHARE:.0%} is the most"
+    if parts < MIN_EFFECTIVE_PARTS:
+        return f"its value is that of {parts:.1f} effective episodes, and it needs {MIN_EFFECTIVE_PARTS:g}"
+    if high < 1.0 - ROUNDING or low > 1.0 + ROUNDING:
+        return f"the mean weight is {low:.2g} to {high:.2g}, and would be 1 if what the policy does was recorded"
+    return ""

@@ -12,7 +12,7 @@ class ValuedEpisode:
     """T recorded steps, and in all T + 1 states the values and the action probabilities of another policy."""
 
     id: str
-    obs: Array  # [T + 1, *input_shape]
+    obs: Array  # [T + 1, *input_shape], or the first one only if nothing is fitted on this episode
     action: Array  # [T] int64, by the policy that was recorded
     reward: Array  # [T] float64
     terminated: bool
@@ -24,6 +24,12 @@ class ValuedEpisode:
     def num_steps(self) -> int:
         """T."""
         return len(self.action)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        arrays = (self.obs, self.action, self.reward, self.values, self.target, self.probability)
+        return sum(each.nbytes for each in arrays if each is not None)
 
     @property
     def bootstrap(self) -> Array:  # [T]

@@ -7,6 +7,8 @@ dictionaries, so that a long one is in memory once, however many rows it has.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.pages import chunk_bytes
 
@@ -20,7 +22,10 @@ class BoundedParquet:
     def __init__(self, data: bytes, schema: Any, num_rows: int, row_bytes: int) -> None:
         pa = require_arrow()
         self.texts = [field.name for field in schema if pa.types.is_string(field.type)]
-        self.file = pa.parquet.ParquetFile(pa.BufferReader(data), read_dictionary=self.texts)
+        try:
+            self.file = pa.parquet.ParquetFile(pa.BufferReader(data), read_dictionary=self.texts)
+        except KeyError as error:
+            raise ValueError(f"it has no column {str(error)[:200]}, which the manifest wants") from error
         self._require_schema(schema)
         self._require_rows(num_rows)
         self._require_size(memoryview(data), num_rows, row_bytes)
@@ -86,6 +91,6 @@ def text_list(column: Any) -> list[str]:
     """The texts of a column that is in dictionaries, each in memory once."""
     found: list[str] = []
     for chunk in column.chunks:
-        values = chunk.dictionary.to_pylist()
-        found += [values[at] for at in chunk.indices.to_pylist()]
+        values = np.array(chunk.dictionary.to_pylist(), np.object_)
+        found += values[chunk.indices.to_numpy(zero_copy_only=False)].tolist()
     return found

@@ -53,29 +53,3 @@ class RecordedEpisode:
                 digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
                 digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
-
-
-def episode_problems(episode: RecordedEpisode) -> list[str]:
-    """What is wrong with the arrays of an episode; nothing if it may be written."""
-    num = episode.num_steps
-    lengths = {name: len(array) - 1 for name, array in episode.observations.items()}
-    lengths["reward"] = len(episode.reward)
-    if episode.probability is not None:
-        lengths["probability"] = len(episode.probability)
-    if episode.mask is not None:
-        lengths["mask"] = len(episode.mask) - 1
-    problems = [
-        f"{name} belongs to {length} steps, and there are {num} actions"
-        for name, length in lengths.items()
-        if length != num
-    ]
-    if num == 0:
-        problems.append("it has no steps")
-    if not np.isfinite(episode.reward).all():
-        problems.append("a reward is not a finite number")
-    if episode.probability is not None and not ((episode.probability > 0) & (episode.probability <= 1)).all():
-        problems.append("a probability is not above 0 and at most 1")
-    for name, array in episode.observations.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            problems.append(f"{name} holds a number that is not finite")
-    return problems

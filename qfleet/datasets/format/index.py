@@ -1,16 +1,38 @@
 """`episodes.parquet`: where every episode is, and what is known of it."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.bounded import BoundedParquet, text_list
 from qfleet.datasets.format.manifest import DataFile
 
 ROW_BYTES = 128
+HASH = re.compile(r"[0-9a-f]{64}")
+
+
+class EpisodePlace(Protocol):
+    """Where an episode is in its file."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def row_group(self) -> int:
+        """Its row group."""
+
+    @property
+    def row(self) -> int:
+        """The first of its rows, counted in the file."""
+
+    @property
+    def length(self) -> int:
+        """Steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,8 @@ def _values(column: Any) -> list[Any]:
 def index_problem(rows: list[IndexRow], files: Mapping[str, DataFile]) -> str | None:
     """Why these rows are no index of these files: every episode once, in a file that the manifest lists."""
     ids: set[str] = set()
+    order = {name: number for number, name in enumerate(files)}
+    before = 0
     for row in rows:
         file = files.get(row.file)
         if row.id in ids:
@@ -74,6 +98,13 @@ def index_problem(rows: list[IndexRow], files: Mapping[str, DataFile]) -> str | 
             return f"the file {row.file!r} of episode {row.id!r} is not in the manifest"
         if file.split != row.split:
             return f"episode {row.id!r} is of split {row.split!r}, and its file {row.file} of split {file.split}"
+        if order[row.file] < before:
+            return f"episode {row.id!r} is not in the order of the manifest's files"
+        if row.length < 1 or row.row_group < 0 or row.row < 0:
+            return f"episode {row.id!r} has {row.length:,} steps from row {row.row:,} of row group {row.row_group:,} on"
+        if not HASH.fullmatch(row.hash):
+            return f"the hash of episode {row.id!r} is not a SHA-256"
+        before = order[row.file]
         if not math.isfinite(row.undiscounted_return):
             return f"the return of episode {row.id!r} is not a finite number"
         ids.add(row.id)

@@ -23,14 +23,15 @@ from qfleet.data.space_format import (
     write_spaces,
 )
 from qfleet.datasets.format.bounded import MAX_DECODED_BYTES
-from qfleet.datasets.format.columns import Column, Columns, space_columns, spec_columns
-from qfleet.datasets.format.tables import Layout
+from qfleet.datasets.format.columns import Column, Columns, discrete_ranges, space_columns, spec_columns
+from qfleet.datasets.format.tables import Layout, Ranges
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 INDEX = "episodes.parquet"
 STATISTICS = "statistics.json"
 MAX_MANIFEST_BYTES = 64 << 20
+MAX_STATISTICS_BYTES = 32 << 20
 MAX_FILES = 1_000_000
 MAX_EPISODES = 4_000_000  # of one data set: every reader has the index in memory
 
@@ -85,7 +86,9 @@ class DatasetManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_episodes: Number
     num_steps: Number
     settings: Annotated[dict[SettingName, SavedSetting], Meta(max_length=1_000)]  # of the command that made it
-    source: Annotated[str, Meta(max_length=64)] = ""  # the version of the data set that it was made from
+    source: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{64})?\Z")] = (
+        ""  # the version of the data set that it was made from
+    )
 
     @property
     def layout(self) -> Layout:
@@ -137,6 +140,12 @@ class Description(msgspec.Struct, frozen=True):
 def describe(manifest: DatasetManifest) -> Description:
     """The description of the data that a manifest lists."""
     return Description(manifest.env_id, manifest.spec.spec(), manifest.observations, manifest.env_spaces())
+
+
+def column_ranges(description: Description) -> Ranges:
+    """The lowest and highest numbers of the columns that hold choices; none of observations as policies see them."""
+    whole = description.observations == spec_columns(description.spec)
+    return {} if description.spaces is None or whole else discrete_ranges(description.spaces.observation)
 
 
 def write_manifest(manifest: DatasetManifest) -> bytes:

@@ -24,8 +24,10 @@ _MAX_LEVELS = 4
 _KIND = 1
 _DECODED_BYTES = 2
 _STORED_BYTES = 3
-_OF_KIND = {0: 5, 2: 7, 3: 8}
-_ENCODING = {0: 2, 2: 2, 3: 4}
+_DICTIONARY = 2
+_OF_KIND = {0: 5, _DICTIONARY: 7, 3: 8}
+_NUM_VALUES = 1
+_ENCODING = {0: 2, _DICTIONARY: 2, 3: 4}
 # PLAIN, PLAIN_DICTIONARY, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY, BYTE_STREAM_SPLIT. Not DELTA_BYTE_ARRAY: there a
 # few bytes may stand for as many megabytes.
 ENCODINGS = {0, 2, 3, 5, 8, 9}
@@ -87,29 +89,61 @@ class CompactReader:
         raise ValueError("the header of a page has a field of an unknown kind")
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the header of a page says."""
+
+    kind: int
+    encoding: int
+    num_values: int
+    decoded_bytes: int
+
+    @property
+    def is_dictionary(self) -> bool:
+        """Does it hold the values that other pages refer to?"""
+        return self.kind == _DICTIONARY
+
+    @property
+    def refers(self) -> bool:
+        """Does it hold numbers of values in the dictionary?"""
+        return not self.is_dictionary and self.encoding in (2, 8)
+
+
 def chunk_bytes(data: memoryview, begin: int, end: int) -> int:
     """The bytes that all pages of a column chunk have when they are decoded; ValueError if it has no such pages."""
+    return sum(page.decoded_bytes for page in chunk_pages(data, begin, end))
+
+
+def chunk_pages(data: memoryview, begin: int, end: int) -> Iterator[Page]:
+    """The headers of the pages of a column chunk; ValueError if it has none, or some of another encoding."""
     if not 0 <= begin < end <= len(data):
         raise ValueError("a column lies outside of the file")
-    return sum(_pages(CompactReader(data[:end], begin), end))
+    return _pages(CompactReader(data[:end], begin), end)
 
 
-def _pages(reader: CompactReader, end: int) -> Iterator[int]:
+def _pages(reader: CompactReader, end: int) -> Iterator[Page]:
     while reader.at < end:
         header = reader.struct()
         decoded = header.get(_DECODED_BYTES, -1)
         stored = header.get(_STORED_BYTES, -1)
-        if decoded < 0 or stored < 0 or reader.at + stored > end:
+        if not _is_count(decoded) or not _is_count(stored) or reader.at + stored > end:
             raise ValueError("the sizes of a page are not possible")
-        _require_encoding(header)
-        yield decoded
+        yield _page(header, decoded)
         reader.at += stored
 
 
-def _require_encoding(header: Fields) -> None:
+def _page(header: Fields, decoded: int) -> Page:
     kind = header.get(_KIND)
     if kind not in _OF_KIND:
         raise ValueError("a page is neither data nor a dictionary")
-    encoding = header.get(_OF_KIND[kind], {}).get(_ENCODING[kind])
+    own = header.get(_OF_KIND[kind], {})
+    if not isinstance(own, dict) or not _is_count(own.get(_NUM_VALUES)):
+        raise ValueError("a page does not say how many values it has")
+    encoding = own.get(_ENCODING[kind])
     if encoding not in ENCODINGS:
         raise ValueError(f"a page has encoding {encoding}, and those of the format are {sorted(ENCODINGS)}")
+    return Page(kind, encoding, own[_NUM_VALUES], decoded)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,24 +1,27 @@
 """Reading a data set: one version of it, every file checked against the manifest. Memory: one file at a time."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
 from qfleet.datasets.format.arrow import require_arrow
 from qfleet.datasets.format.bounded import BoundedParquet
-from qfleet.datasets.format.columns import discrete_ranges, spec_columns
 from qfleet.datasets.format.episode import RecordedEpisode
-from qfleet.datasets.format.index import IndexRow, index_problem, read_index
+from qfleet.datasets.format.index import EpisodePlace, IndexRow, index_problem, read_index
 from qfleet.datasets.format.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
+    MAX_STATISTICS_BYTES,
     DataFile,
     DatasetManifest,
     Split,
+    column_ranges,
+    describe,
     read_manifest,
     version_of,
 )
@@ -68,7 +71,10 @@ class Dataset:
     def statistics(self) -> dict[str, Statistics]:
         """Statistics by split."""
         with ClearErrors(self.place, self.manifest.statistics.name):
-            found = msgspec.json.decode(self.read(self.manifest.statistics), type=dict[Split, Statistics])
+            entry = self.manifest.statistics
+            if entry.bytes > MAX_STATISTICS_BYTES:
+                raise ValueError(f"it has {entry.bytes:,} bytes, and {MAX_STATISTICS_BYTES:,} are the most")
+            found = msgspec.json.decode(self.read(entry), type=dict[Split, Statistics])
             require_statistics(found, self.manifest)
             return {str(split): each for split, each in found.items()}
 
@@ -86,35 +92,55 @@ class Dataset:
 
     def rows(self, file: DataFile) -> Iterator[StepRows]:
         """The rows of a data file, a row group at a time; they are whole episodes, those of the index."""
+        for _, rows in self.tables(file, self.indexed(file)):
+            yield rows
+
+    def tables(self, file: DataFile, episodes: Iterable[EpisodePlace]) -> Iterator[tuple[Any, StepRows]]:
+        """The Arrow table and the rows of each row group of a data file, which must hold these episodes."""
         layout = self.manifest.layout
-        known = iter(self._index_by_file.get(file.name, []))
+        known = iter(episodes)
         begin = 0
         with ClearErrors(self.place, file.name):
-            parquet = BoundedParquet(self.read(file), layout.schema(), file.rows, layout.row_bytes)
-            for group, table in enumerate(parquet.groups()):
-                rows = read_rows(table, layout)
-                if problems := rows.problems() or rows.value_problems(layout.num_actions, self._ranges):
-                    raise ValueError(problems[0])
+            for group, (table, rows) in enumerate(self._groups(file)):
+                if problems := rows.problems() or rows.value_problems(layout.num_actions, self.ranges):
+                    raise ValueError(f"row group {group}, {problems[0]}")
                 for start, end in pairwise(rows.starts()):
-                    _require_indexed(next(known, None), rows, (group, begin + start, end - start - 1), start)
+                    place = (group, begin + start, end - start - 1)
+                    if difference := index_difference(next(known, None), rows.episode[start], place):
+                        raise ValueError(difference)
                 begin += len(rows.t)
-                yield rows
+                yield table, rows
             if missing := next(known, None):
                 raise ValueError(f"it lacks the episode {missing.id!r} of the index")
 
+    def row_groups(self, file: DataFile) -> Iterator[StepRows]:
+        """The rows of a data file, a row group at a time, as they are: nothing but their types is checked."""
+        for _, rows in self._groups(file):
+            yield rows
+
+    def _groups(self, file: DataFile) -> Iterator[tuple[Any, StepRows]]:
+        layout = self.manifest.layout
+        with ClearErrors(self.place, file.name):
+            parquet = BoundedParquet(self.read(file), layout.schema(), file.rows, layout.row_bytes)
+            for table in parquet.groups():
+                yield table, read_rows(table, layout)
+
+    def indexed(self, file: DataFile) -> list[IndexRow]:
+        """The episodes of a data file, as the index lists them."""
+        return self._index_by_file.get(file.name, [])
+
     def episodes(self, file: DataFile) -> Iterator[RecordedEpisode]:
         """The episodes of a data file, with what the index knows of them."""
-        known = iter(self._index_by_file.get(file.name, []))
+        known = iter(self.indexed(file))
         for rows in self.rows(file):
             for episode in rows.episodes():
                 row = next(known)
                 yield replace(episode, seed=row.seed, env_id=row.world, behaviour=row.behaviour)
 
     @cached_property
-    def _ranges(self) -> Ranges:
-        spaces = self.manifest.env_spaces()
-        whole = self.manifest.observations == spec_columns(self.manifest.spec.spec())
-        return {} if spaces is None or whole else discrete_ranges(spaces.observation)
+    def ranges(self) -> Ranges:
+        """The lowest and highest numbers of columns that hold choices."""
+        return column_ranges(describe(self.manifest))
 
     @cached_property
     def _index_by_file(self) -> dict[str, list[IndexRow]]:
@@ -136,16 +162,16 @@ class Dataset:
         return next(episode for episode in self.episodes(file) if episode.id == id)
 
 
-def _require_indexed(row: IndexRow | None, rows: StepRows, place: tuple[int, int, int], at: int) -> None:
-    """Refuse an episode that the index does not list in this row group, at this row, with this length."""
-    id = rows.episode[at]
+def index_difference(row: EpisodePlace | None, id: str, place: tuple[int, int, int]) -> str | None:
+    """Why an episode is not the one that the index lists: its row group, its first row in the file, and its length."""
     if row is None or row.id != id:
-        raise ValueError(f"the index does not list its episode {id!r} in this place")
+        return f"the index does not list its episode {id!r} in this place"
     if (row.row_group, row.row, row.length) != place:
-        raise ValueError(
+        return (
             f"the index says that episode {id!r} has {row.length:,} steps from row {row.row:,} of row group "
             f"{row.row_group:,} on, and there are {place[2]:,} from row {place[1]:,} of {place[0]:,}"
         )
+    return None
 
 
 def require_statistics(found: dict[Split, Statistics], manifest: DatasetManifest) -> None:

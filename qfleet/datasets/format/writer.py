@@ -7,28 +7,34 @@ overwritten by the next one.
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from qfleet.datasets.format.arrow import require_arrow
-from qfleet.datasets.format.episode import RecordedEpisode, episode_problems
+from qfleet.datasets.format.episode import RecordedEpisode
+from qfleet.datasets.format.fitting import fitted_episode
 from qfleet.datasets.format.index import IndexRow, write_index
 from qfleet.datasets.format.manifest import (
     FORMAT,
     INDEX,
     MANIFEST,
+    MAX_MANIFEST_BYTES,
+    MAX_STATISTICS_BYTES,
     STATISTICS,
     DataFile,
     DatasetManifest,
     Description,
     Setting,
     Split,
+    column_ranges,
+    read_manifest,
     version_of,
     write_manifest,
 )
-from qfleet.datasets.format.statistics import Statistics, merge_statistics, statistics_of
-from qfleet.datasets.format.tables import Layout, episode_table
+from qfleet.datasets.format.statistics import Statistics, merge_statistics, statistics_of_episodes
+from qfleet.datasets.format.tables import Layout, Ranges, episode_table
 from qfleet.datasets.storage import Place
 from qfleet.errors import UsageError
 
@@ -77,14 +83,14 @@ class _OpenFile:
         self.group_bytes += episode.num_bytes
         self.num_bytes += episode.num_bytes
         self.rows += episode.num_steps + 1
-        parts = [*([self.statistics] if self.statistics else []), statistics_of(episode, self.layout.num_actions)]
-        self.statistics = merge_statistics(parts)
         if self.group_bytes >= GROUP_BYTES:
             self.end_group()
 
     def end_group(self) -> None:
         if not self.group:
             return
+        part = statistics_of_episodes(self.group, self.layout.num_actions)
+        self.statistics = merge_statistics([part] if self.statistics is None else [self.statistics, part])
         table = require_arrow().concat_tables([episode_table(each, self.layout) for each in self.group])
         self.writer.write_table(table, row_group_size=len(table))
         self.group.clear()
@@ -111,12 +117,7 @@ class EpisodeWriter:
 
     def add(self, episode: RecordedEpisode, split: Split = "all") -> None:
         """Add an episode to a split; refuses one that breaks the format's rules."""
-        if problems := episode_problems(episode):
-            raise UsageError(
-                f"episode {episode.id!r} cannot be written: {problems[0]}",
-                "A data set holds whole episodes of finite numbers: T actions between T + 1 observations.",
-                "Correct the source of the episode, or leave it out.",
-            )
+        episode = self._fitted(episode)
         file = self._open.get(split)
         if file is not None and file.num_bytes + episode.num_bytes > self.file_bytes:
             self._end_file(split)
@@ -124,6 +125,20 @@ class EpisodeWriter:
         if file is None:
             file = self._open[split] = _open_file(self.description.layout)
         file.add(episode)
+
+    def _fitted(self, episode: RecordedEpisode) -> RecordedEpisode:
+        try:
+            return fitted_episode(episode, self.description.layout, self._ranges)
+        except ValueError as error:
+            raise UsageError(
+                f"episode {episode.id[:200]!r} cannot be written: {error}",
+                "A data set holds whole episodes of finite numbers: T actions between T + 1 observations.",
+                "Correct the source of the episode, or leave it out.",
+            ) from error
+
+    @cached_property
+    def _ranges(self) -> Ranges:
+        return column_ranges(self.description)
 
     def finish(self) -> WrittenFiles:
         """End the files that are open; returns what was written."""
@@ -136,7 +151,7 @@ class EpisodeWriter:
         number = self._numbers.get(split, 0)
         self._numbers[split] = number + 1
         name = f"data/{self.prefix}{split}-{number:05d}.parquet"
-        entry = _put(self.place, name, file.end())
+        entry = put_file(self.place, name, file.end())
         steps = sum(episode.num_steps for episode, _, _ in file.index)
         entry = msgspec.structs.replace(entry, rows=file.rows, episodes=len(file.index), steps=steps, split=split)
         rows = [_index_row(episode, name, group, row, split, self.description) for episode, group, row in file.index]
@@ -145,10 +160,15 @@ class EpisodeWriter:
 
 
 def _open_file(layout: Layout) -> _OpenFile:
+    return _OpenFile(layout, *open_parquet(layout.schema()))
+
+
+def open_parquet(schema: Any, *, store_schema: bool = True) -> tuple[Any, Any]:
+    """A buffer in memory, and the Parquet writer of a data file in it; Arrow's schema may be beside it."""
     pa = require_arrow()
     sink = pa.BufferOutputStream()
     options = {"compression": "zstd", "compression_level": LEVEL, "use_dictionary": ["episode"]}
-    return _OpenFile(layout, sink, pa.parquet.ParquetWriter(sink, layout.schema(), **options))
+    return sink, pa.parquet.ParquetWriter(sink, schema, store_schema=store_schema, **options)
 
 
 def _index_row(
@@ -171,7 +191,8 @@ def _index_row(
     )
 
 
-def _put(place: Place, name: str, data: bytes) -> DataFile:
+def put_file(place: Place, name: str, data: bytes) -> DataFile:
+    """Write a file of a data set."""
     place.write(name, data)
     return DataFile(name, len(data), hashlib.sha256(data).hexdigest())
 
@@ -207,17 +228,34 @@ def publish(
         observations=description.observations,
         spaces=description.saved_spaces(),
         files=tuple(written.files),
-        index=_put(place, INDEX, write_index(written.index)),
-        statistics=_put(place, STATISTICS, msgspec.json.encode(written.statistics, order="sorted")),
+        index=put_file(place, INDEX, write_index(written.index)),
+        statistics=put_file(place, STATISTICS, msgspec.json.encode(written.statistics, order="sorted")),
         num_episodes=len(written.index),
         num_steps=sum(file.steps for file in written.files),
         settings=dict(settings),
         source=source,
     )
     data = write_manifest(manifest)
+    _require_readable(data, manifest)
     if not place.write_new(MANIFEST, data):
         require_free(place)
     return version_of(data)
+
+
+def _require_readable(data: bytes, manifest: DatasetManifest) -> None:
+    """Refuse to publish what no reader would take."""
+    try:
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise ValueError(f"it has {len(data):,} bytes, and {MAX_MANIFEST_BYTES:,} are the most")
+        if manifest.statistics.bytes > MAX_STATISTICS_BYTES:
+            raise ValueError(f"its statistics have {manifest.statistics.bytes:,} bytes, too many")
+        read_manifest(data)
+    except ValueError as error:
+        raise UsageError(
+            f"this data set cannot be published: {error}",
+            "Every reader has limits, which docs/datasets.md lists.",
+            "Divide it into several data sets, or give the command other settings.",
+        ) from error
 
 
 def write_dataset(

@@ -5,6 +5,8 @@ from typing import Any
 
 from qfleet.datasets.format import Dataset, Moments, Statistics, merge_statistics
 
+QUARTILES = (0.25, 0.5, 0.75)
+
 
 def summarize_dataset(dataset: Dataset) -> dict[str, Any]:
     """Counts, returns, lengths and the histogram of actions, of all episodes and by split."""
@@ -42,7 +44,8 @@ def split_summary(statistics: Statistics) -> dict[str, Any]:
     }
 
 
-def moments_summary(moments: Moments) -> dict[str, float]:
-    """Mean, standard deviation and range of one number."""
+def moments_summary(moments: Moments) -> dict[str, Any]:
+    """Mean, standard deviation, range and quartiles of one number; quartiles are None in data sets without sketches."""
     deviation = math.sqrt(moments.m2[0] / max(1, moments.count[0]))
-    return {"mean": moments.mean[0], "deviation": deviation, "min": moments.min[0], "max": moments.max[0]}
+    found: dict[str, Any] = {"mean": moments.mean[0], "deviation": deviation}
+    return found | {"min": moments.min[0], "max": moments.max[0], "quartiles": moments.quantiles(QUARTILES)}

@@ -6,15 +6,34 @@ Every engine and every attempt makes the same choice.
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from qfleet.datasets.format import IndexRow, Split
+from qfleet.datasets.prepare.keys import require_keys
 from qfleet.datasets.prepare.splits import SplitRule
+from qfleet.datasets.prepare.strata import StrataRule, split_by_strata, strata_of
 from qfleet.errors import UsageError
 
-GROUPS = ("", "seed", "world", "behaviour")  # of the index; "" stands for the episode itself
+GROUPS = ("", "seed", "world", "behaviour", "key")  # of the index, or the user's own; "" is the episode itself
 _CAPACITY = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRule:
+    """How episodes are chosen for splits and shards."""
+
+    splits: SplitRule = field(default_factory=SplitRule)
+    group: str = ""  # what decides the split in place of the id
+    unique: bool = False  # leave out episodes whose content was there before: the first of them is kept
+    capacities: tuple[float, ...] = ()  # of the nodes that learn: a shard of the training split for each
+    strata: StrataRule = field(default_factory=StrataRule)
+    keys: Mapping[str, str] = field(default_factory=dict)  # the user's own, by id
+
+    @property
+    def needs_keys(self) -> bool:
+        """Do the user's own keys decide anything?"""
+        return "key" in (self.group, self.strata.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +45,19 @@ class Choice:
     num_dropped: int = 0
 
 
-def choose(
-    index: Sequence[IndexRow], rule: SplitRule, group: str = "", capacities: Sequence[float] = (), *, unique: bool
-) -> Choice:
-    """The choice for a data set; with `unique` the first of episodes with equal content is kept."""
-    kept = first_of_each(index) if unique else list(index)
-    splits = {row.id: rule.split_of(group_key(row, group)) for row in kept}
+def choose(index: Sequence[IndexRow], rule: ChoiceRule) -> Choice:
+    """The choice for a data set."""
+    kept = first_of_each(index) if rule.unique else list(index)
+    if rule.needs_keys:
+        require_keys(rule.keys, kept)
+    names = [group_key(row, rule.group, rule.keys) for row in kept]
+    if rule.strata.key:
+        split_of = split_by_strata(names, strata_of(kept, rule.strata, rule.keys), rule.splits)
+        splits = {row.id: split_of[name] for row, name in zip(kept, names, strict=True)}
+    else:
+        splits = {row.id: rule.splits.split_of(name) for row, name in zip(kept, names, strict=True)}
     training = [row for row in kept if splits[row.id] == "train"]
-    shards = balance(training, capacities, rule.salt) if capacities else {}
+    shards = balance(training, rule.capacities, rule.splits.salt) if rule.capacities else {}
     return Choice(splits, shards, len(index) - len(kept))
 
 
@@ -45,9 +69,11 @@ def first_of_each(index: Sequence[IndexRow]) -> list[IndexRow]:
     return list(found.values())
 
 
-def group_key(row: IndexRow, group: str) -> str:
+def group_key(row: IndexRow, group: str, keys: Mapping[str, str]) -> str:
     """What decides the split: episodes with the same key are in the same one."""
-    return row.id if not group else f"{group} {getattr(row, group)}"
+    if not group:
+        return row.id
+    return f"{group} {keys[row.id] if group == 'key' else getattr(row, group)}"
 
 
 def balance(rows: Sequence[IndexRow], capacities: Sequence[float], salt: str) -> dict[str, int]:

@@ -1,22 +1,21 @@
-"""Where the work on input files is done. The result does not depend on it: results come in the order of the inputs."""
+"""Where the work is done. The result does not depend on it: answers come in the order of the orders."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias
 
-Input = TypeVar("Input")
-Result = TypeVar("Result")
+Work: TypeAlias = Callable[[bytes], bytes]  # a function of a module, which other processes can import
 
 
 class Engine(Protocol):
-    """Applies a function to every input."""
+    """Does some work for every order. An order that was lost with its worker is done again."""
 
-    def map(self, work: Callable[[Input], Result], inputs: Sequence[Input]) -> Iterator[Result]:
-        """The results in the order of the inputs."""
+    def map(self, work: Work, orders: Sequence[bytes]) -> Iterator[bytes]:
+        """The answers, in the order of the orders."""
 
 
 class LocalEngine:
-    """In this process, one input after the other."""
+    """In this process, one order after the other."""
 
-    def map(self, work: Callable[[Input], Result], inputs: Sequence[Input]) -> Iterator[Result]:
-        """The results in the order of the inputs."""
-        return map(work, inputs)
+    def map(self, work: Work, orders: Sequence[bytes]) -> Iterator[bytes]:
+        """The answers, in the order of the orders."""
+        return map(work, orders)

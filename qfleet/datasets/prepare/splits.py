@@ -26,7 +26,10 @@ class SplitRule:
     def split_of(self, key: str) -> Split:
         """The split of the episode with this id."""
         digest = hashlib.sha256(f"{self.salt}\n{key}".encode()).digest()
-        percent = int.from_bytes(digest[:8]) % BUCKETS * 100 // BUCKETS
+        return self.split_at(int.from_bytes(digest[:8]) % BUCKETS * 100 // BUCKETS)
+
+    def split_at(self, percent: int) -> Split:
+        """The split of a place from 0 to 99, if the splits take their shares one after the other."""
         if percent < self.train:
             return "train"
         return "validation" if percent < self.train + self.validation else "test"

@@ -89,7 +89,7 @@ class ArrayCache:
         if (found := self.open(header)) is not None:
             return found
         if header.bytes > self.max_bytes:
-            self._warn_once(f"{header.bytes:,} bytes are more than replay.disk_bytes={self.max_bytes}")
+            self._without(f"{header.bytes:,} bytes are more than replay.disk_bytes={self.max_bytes}")
             return None
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -100,7 +100,7 @@ class ArrayCache:
                     return None
                 self._write(header, fill)
         except OSError as error:
-            self._warn_once(error.strerror or str(error))
+            self._without(error.strerror or str(error))
             return None
         self.num_made += 1
         return self.open(header)

@@ -11,7 +11,7 @@ from qfleet.distributed.learners.messages import EnvReport, Learned, LearnPositi
 class PositionSource(Protocol):
     """Transitions that every learner can read by their positions."""
 
-    def batch_at(self, positions: Array) -> Batch:
+    def batch_at(self, positions: Array) -> Batch | Sequences:
         """The transitions at these positions."""
 
     def owners_at(self, positions: Array, owners: Array, shares: tuple[float, ...]) -> Array:

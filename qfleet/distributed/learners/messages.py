@@ -113,10 +113,11 @@ class EnvReport(msgspec.Struct, frozen=True):
 
 
 class GroupJoined(Message):
-    """The learner has joined the group, with this state."""
+    """The learner has joined the group, with this state and these parameters of the network."""
 
     number: Count
     state_hash: str
+    parameters: str  # their hash
     report: EnvReport | None = None
 
 

@@ -21,6 +21,7 @@ from qfleet.distributed.learners.traffic import CountsBytes
 from qfleet.distributed.learners.worker import broadcast_state, make_server_client, make_strategy, state_hash
 from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.learn import Learner
+from qfleet.learn.parameters_hash import parameters_hash
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
 from qfleet.plan.sync_schema import Sync as SyncPlan
@@ -102,11 +103,12 @@ class ProcessGroup:
         self.comm = self.launcher.form_group(members, self.form_request(size), self.learner)
         broadcast_state(self.learner, self.comm)
         self.sync = self.open_strategy()
-        self.require_equal_states()
+        parameters = self.require_equal_states()
         self.synced_updates = self.learner.updates
         self.must_reform = False
         self.requested_at = time.monotonic()
-        self.pool.log_event("group_formed", number=self.number, learners=size, sync=type_name(self.sync_plan))
+        more = {"updates": self.learner.updates, "parameters": parameters}
+        self.pool.log_event("group_formed", number=self.number, learners=size, sync=type_name(self.sync_plan), **more)
 
     def make_scatter(self, size: int) -> BatchScatter:
         """The scatter of a group of this size."""
@@ -135,14 +137,17 @@ class ProcessGroup:
         self.server.connect_members(self.members)
         return make_server_client(self.sync_plan, self.plan.seed, self.learner, ports, 0, self.on_strategy_event)
 
-    def require_equal_states(self) -> None:
-        """Raise unless all members start with the same weights, target network and moments."""
+    def require_equal_states(self) -> list[str]:
+        """Raise unless all members start with the same weights, target network and moments; hashes of the weights."""
         own = state_hash(self.learner)
+        parameters = [parameters_hash(self.learner.online_tensors)]
         for rank, handle in enumerate(self.members, 1):
             reply, _ = handle.reply(GroupJoined, self.pool.reply_timeout_seconds)
             if reply.state_hash != own:
                 raise RuntimeError(f"learner {handle.number} did not begin with the same weights")
             self.scatter.on_joined(rank, reply.report)
+            parameters.append(reply.parameters)
+        return parameters
 
     def record_formed(self) -> None:
         """Write the new group into the history."""

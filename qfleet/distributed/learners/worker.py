@@ -1,6 +1,7 @@
 """A learner worker: a learner in another process that makes updates together with the driver's learner."""
 
 import hashlib
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,8 +22,10 @@ from qfleet.data.wire_format import Arrays, Parts
 from qfleet.distributed.learners import messages
 from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
 from qfleet.distributed.worker.messages import Done, PeerLost
+from qfleet.errors import StorageError
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.learn.learner import PendingUpdate
+from qfleet.learn.parameters_hash import parameters_hash
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.plan.sync_schema import Sync as SyncPlan
@@ -138,7 +141,8 @@ class LearnerWorker:
         if self.actor_learner is not None:
             self.actor_learner.on_joined(request.updates, request.steps)
             report = self.actor_learner.take_report()
-        return messages.GroupJoined(request.number, state_hash(self.learner), report)
+        parameters = parameters_hash(self.learner.online_tensors)
+        return messages.GroupJoined(request.number, state_hash(self.learner), parameters, report)
 
     def begin_update(self, request: messages.LearnShare | messages.LearnPositions | messages.LearnOwn) -> None:
         """Set the learner to where rank 0's is."""
@@ -157,7 +161,7 @@ class LearnerWorker:
         """Make one update with the others, from transitions that this learner reads itself."""
         self.begin_update(request)
         if self.dataset_source is None:
-            self.dataset_source = open_dataset_source(self.plan, self.spec)
+            self.dataset_source = open_own_source(self.plan, self.spec)
         batch = self.dataset_source.batch_at(arrays["positions"])
         pending, seconds, finite = self.update(batch, request.share)
         return messages.Learned(finite, seconds, self.given_up), {"priority": pending.report.priority}
@@ -232,6 +236,18 @@ def open_dataset_source(plan: Plan, spec: Spec) -> "DatasetSource":
     from qfleet.learn.offline.dataset_source import make_dataset_source  # an extra, and most runs act
 
     return make_dataset_source(plan, make_replay(plan, spec, 1, np.random.default_rng(0)))
+
+
+def open_own_source(plan: Plan, spec: Spec) -> "DatasetSource":
+    """The data set as another learner opens it; one that this machine does not reach is an error that says so."""
+    try:
+        return open_dataset_source(plan, spec)
+    except StorageError as error:
+        raise StorageError(
+            f"a learner on {socket.gethostname()} cannot open the data set: {error.what}",
+            f"Every learner reads its part of the data set by the same address. {error.why}",
+            "Put the data set where all machines reach it: s3://, hdfs://, or a folder that all mount at one path.",
+        ) from error
 
 
 def join_group(plan: Plan, request: messages.FormGroup, own: str | None = None) -> Comm:

@@ -21,8 +21,7 @@ import torch
 from ray._private import state as ray_state
 from ray.exceptions import RayError
 
-import qfleet
-from qfleet.errors import QfleetError
+from qfleet import errors
 from qfleet.system.worker_errors import FinalError
 from qfleet.system.worker_process import final_error_of
 
@@ -77,7 +76,7 @@ def versions_here(env_id: str) -> Versions:
 @cache
 def code_hash() -> str:
     """The hash of the source of qfleet."""
-    folder = Path(qfleet.__file__).parent
+    folder = Path(errors.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         digest.update(f"{file.relative_to(folder)}\n".encode())
@@ -119,7 +118,7 @@ def require_versions(expected: Mapping[str, str], found: Mapping[str, str]) -> N
         if found.get(name) != version
     ]
     if other:
-        raise QfleetError(
+        raise errors.QfleetError(
             f"it has other versions than the learner's node: {'; '.join(other)}",
             "What it does would follow other rules, and the scores would not show it.",
             "Install the same versions of qfleet, torch and the environment on all nodes.",

@@ -6,13 +6,15 @@ together if they are small: one call then cuts what all of them have of a shard.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
-from qfleet.data import Array, Batch
+from qfleet.data import Array, Batch, Sequences
 from qfleet.datasets.epochs import EpochOrder
+from qfleet.learn.batch_split import select_items
 from qfleet.learn.offline.shard_cache import ShardCache
-from qfleet.learn.offline.step_cutter import Part, StepCutter
+from qfleet.learn.offline.step_cutter import Part
 
 CHUNK_ITEMS = 8_192  # that are found together
 CUT_ITEMS = 2_048  # that are cut together, so that they stay near the processor
@@ -28,7 +30,7 @@ class Chunk:
     ids: Array  # [N], the positions, in the order of the batches
     counts: Array  # [batches, Q], how many transitions of each queue a batch has
     parts: list[list[Part]]  # of each queue
-    ready: list[Batch] = field(default_factory=list)  # those that were cut last
+    ready: list[Batch | Sequences] = field(default_factory=list)  # those that were cut last
     ready_at: int = 0  # the number of the first of them
 
     def parts_of(self, first: int, end: int) -> list[Part]:
@@ -63,18 +65,29 @@ def sliced(parts: Sequence[Part], begin: int, end: int) -> list[Part]:
     return found
 
 
+class Cutter(Protocol):
+    """Cuts items of shards."""
+
+    @property
+    def rows_per_item(self) -> int:
+        """Observations of an item."""
+
+    def cut(self, parts: Sequence[Part], places: Array, ids: Array) -> Batch | Sequences:
+        """The items of all parts, laid end to end, as a batch in which each has its place."""
+
+
 @dataclass(eq=False)
 class EpochBatches:
     """Batches at positions; it reads the shards that come next ahead of need."""
 
     order: EpochOrder
     shards: ShardCache
-    cutter: StepCutter
+    cutter: Cutter
     _chunk: Chunk | None = None
     _queues: set[int] = field(default_factory=set)  # that were read since shards were wanted last
     _loads: int = -1  # when shards were wanted last
 
-    def next(self, begin: int, size: int) -> Batch:
+    def next(self, begin: int, size: int) -> Batch | Sequences:
         """The batch of the `size` positions from `begin` on."""
         left = (len(self.order) - begin % len(self.order)) // size
         if left == 0:  # it begins in one epoch and ends in the next
@@ -109,9 +122,9 @@ class EpochBatches:
     def batch_bytes(self, size: int) -> int:
         """Bytes of the observations of a batch."""
         spec = self.shards.spec
-        return 2 * size * int(np.prod(spec.input_shape)) * np.dtype(spec.dtype).itemsize
+        return self.cutter.rows_per_item * size * int(np.prod(spec.input_shape)) * np.dtype(spec.dtype).itemsize
 
-    def batch_at(self, positions: Array) -> Batch:
+    def batch_at(self, positions: Array) -> Batch | Sequences:
         """The transitions at these positions, whose numbers are the ids of the batch."""
         queues, numbers = self.order.places(positions)
         shards, rows = self.order.find(positions // len(self.order), queues, numbers)
@@ -137,8 +150,10 @@ class EpochBatches:
             self._queues.clear()
 
 
-def divided(whole: Batch, size: int) -> list[Batch]:
+def divided(whole: Batch | Sequences, size: int) -> list[Batch | Sequences]:
     """Consecutive items of a batch as batches of `size` items."""
+    if isinstance(whole, Sequences):
+        return [select_items(whole, slice(begin, begin + size)) for begin in range(0, len(whole.ids), size)]
     arrays = {name: getattr(whole, name) for name in Batch.__slots__}
     known = {name: array for name, array in arrays.items() if array is not None}
     starts = range(0, len(whole.ids), size)

@@ -36,11 +36,20 @@ def open_shards(
 
 
 def make_order(
-    dataset: Dataset, shards: ShardCache, settings: DatasetReplay, num_learners: int, seed: int
+    dataset: Dataset,
+    shards: ShardCache,
+    settings: DatasetReplay,
+    num_learners: int,
+    seed: int,
+    counts: tuple[int, ...] | None = None,
 ) -> EpochOrder:
-    """The order of the steps; the shards that are open together must fit, and others are read ahead if they fit too."""
+    """The order of the items (steps, or as many of other items as `counts` says).
+
+    The shards that are open together must fit, and others are read ahead if they fit too.
+    """
     groups = prepared_for(shards.files)
-    order = EpochOrder(tuple(file.steps for file in shards.files), seed, num_open(settings, num_learners), groups)
+    counts = counts or tuple(file.steps for file in shards.files)
+    order = EpochOrder(counts, seed, num_open(settings, num_learners), groups)
     rows = [max(shards.files[shard].rows for shard in queue) for queue in order.queues]
     need = sum(rows) * decoded_row_bytes(shards.spec)
     if need > shards.max_bytes:

@@ -21,6 +21,7 @@ class StepCutter:
 
     shards: ShardCache
     n_step: NStepReturn
+    rows_per_item = 2  # observations of an item
 
     def cut(self, parts: Sequence[Part], places: Array, ids: Array) -> Batch:
         """The steps of all parts, laid end to end, as a batch in which each has its place."""

@@ -11,6 +11,16 @@ from qfleet.replay.kernels import Arrays, NStep, stack_into
 
 
 @njit(cache=True)
+def copy_rows(frames: Array, places: Array, rows: Array, out: Array) -> None:
+    """Copy observations of these rows to these places of a batch."""
+    width = frames.shape[1]
+    for i in range(places.shape[0]):
+        at = places[i]
+        for d in range(width):
+            out[at * width + d] = frames[rows[at], d]
+
+
+@njit(cache=True)
 def cut_rows(
     columns: Arrays, items: Array, numbers: Array, places: Array, n_step: NStep, depth: int, out: Arrays
 ) -> None:
@@ -64,10 +74,16 @@ def sum_steps(reward: Array, discount: Array, last: Array, places: Array, n_step
         out_reward[at] = total
         out_discount[at] = product
         out_ends[at] = end
-
-
-@njit(cache=True)
-def copy_row(frames: Array, row: int, out: Array, place: int) -> None:
-    """Copy a small observation."""
-    for d in range(frames.shape[1]):
-        out[place * frames.shape[1] + d] = frames[row, d]
+    if depth == 1:
+        copy_rows(frames, places, out_rows, out_obs)
+        copy_rows(frames, places, out_ends, out_next)
+        return
+    overlap = out_next.shape[0] == 0
+    stacked = depth + 1 if overlap else depth
+    for i in range(num):
+        at = places[i]
+        if overlap:
+            stack_into(frames, table, heads, last, out_ends[at], 0, out_obs, at * stacked, stacked)
+        else:
+            stack_into(frames, table, heads, last, out_rows[at], 0, out_obs, at * stacked, stacked)
+            stack_into(frames, table, heads, last, out_ends[at], 0, out_next, at * stacked, stacked)

@@ -13,6 +13,7 @@ from qfleet.plan.presets.pieces import (
     no_epsilon,
     only_atari,
     only_minatar,
+    recorded,
     with_adam,
     with_atoms,
     with_priorities,
@@ -267,5 +268,25 @@ def decqn(env_id: str) -> Settings:
     return {**learn, **net, **pace, **explore, **replay, **with_adam(env_id, 1e-4, 1e-8, 40.0)}
 
 
+def cql(env_id: str) -> Settings:
+    """Double DQN on a data set, with values kept low for actions that were not recorded.
+
+    Source: Kumar et al. 2020, CQL(H); alpha 1 and the Double rule as in d3rlpy (Seno and Imai 2022).
+    Advice: name the data with replay.path; as in Tianshou it is net.head.type=quantile algo.offline.alpha=10.
+    """
+    return {**recorded(env_id, double(env_id)), "algo.offline.type": "cql", "algo.offline.alpha": 1.0}
+
+
+def bc(env_id: str) -> Settings:
+    """Behaviour cloning on a data set: the baseline that any offline algorithm should beat.
+
+    Source: Pomerleau 1991.
+    Advice: name the data with replay.path; on data of a good policy it is hard to beat, on mixed data easy.
+    """
+    layers = {"net.dueling": False, "net.noisy": False, "net.head.type": "scalar"}
+    return {**recorded(env_id, layers), "algo.offline.type": "bc", "algo.rescale": False}
+
+
 ALGORITHMS = (dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen)
 COMBINATIONS = (rainbow, apex, gorila, r2d2, pqn, btr, decqn)
+OFFLINE = (cql, bc)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from qfleet.errors import UsageError
 from qfleet.plan.presets import environments
-from qfleet.plan.presets.algorithms import ALGORITHMS, COMBINATIONS
+from qfleet.plan.presets.algorithms import ALGORITHMS, COMBINATIONS, OFFLINE
 from qfleet.plan.presets.pieces import Settings
 from qfleet.plan.presets.small import SMALL
 from qfleet.plan.setting_text import nearest
@@ -35,7 +35,7 @@ def environment_presets() -> dict[str, environments.Defaults]:
 
 def algorithm_presets() -> dict[str, Algorithm]:
     """Algorithms by name, applied over the environment's defaults; the small variants come last."""
-    return {preset.__name__.replace("_", "-"): preset for preset in (*ALGORITHMS, *COMBINATIONS, *SMALL)}
+    return {preset.__name__.replace("_", "-"): preset for preset in (*ALGORITHMS, *COMBINATIONS, *OFFLINE, *SMALL)}
 
 
 def settings_of(name: str, env_id: str) -> Settings:

@@ -67,6 +67,14 @@ def batches_of_64() -> Settings:
     return {"algo.batch_size": 64, "replay.samples_per_insert": 16.0}
 
 
+def recorded(env_id: str, settings: Settings) -> Settings:
+    """The settings for a data set; without a simulator's pace a small environment affords many more updates."""
+    learned = {path: value for path, value in settings.items() if not path.startswith("replay.")}
+    large = ATARI.search(env_id) or MINATAR.search(env_id)
+    pace = {} if large else {"algo.batch_size": 64, "until.steps": 2_000_000, "eval.every_steps": 100_000}
+    return {**learned, "replay.type": "dataset", "algo.bonus.type": "off", **pace}
+
+
 def no_epsilon() -> Settings:
     """No random actions: exploration comes from elsewhere."""
     return {"algo.explore.type": "constant", "algo.explore.epsilon": 0.0}

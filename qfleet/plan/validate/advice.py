@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from qfleet.plan.derived import total_updates
+from qfleet.plan.derived import known_updates, total_updates
 from qfleet.plan.schema import AverageTarget, ExponentialAnneal, FreshReplay, LinearEpsilon, PeriodicReset, Plan
 from qfleet.plan.secrets import typed_secrets
 
@@ -31,7 +31,7 @@ def _nothing_learned(plan: Plan) -> Notes:
 
 def _target_stays(plan: Plan) -> Notes:
     target = plan.algo.target
-    total = total_updates(plan)
+    total = known_updates(plan)
     if isinstance(target, AverageTarget) or isinstance(plan.replay, FreshReplay):
         return
     if 0 < total < target.every_updates:
@@ -42,6 +42,8 @@ def _target_stays(plan: Plan) -> Notes:
 def _reset_at_the_end(plan: Plan) -> Notes:
     reset = plan.algo.reset
     total = total_updates(plan)
+    if plan.until.epochs is not None:
+        return  # not known yet
     if not isinstance(reset, PeriodicReset) or total < reset.every_updates:
         return
     left = total % reset.every_updates
@@ -51,7 +53,7 @@ def _reset_at_the_end(plan: Plan) -> Notes:
 
 def _still_annealing(plan: Plan) -> Notes:
     anneal = plan.algo.anneal
-    total = total_updates(plan)
+    total = known_updates(plan)
     if isinstance(anneal, ExponentialAnneal) and anneal.updates > total:
         late = f"algo.anneal.updates={anneal.updates}, but the run makes {total} updates"
         yield f"{late}: n and discount stay on their way"
@@ -60,6 +62,8 @@ def _still_annealing(plan: Plan) -> Notes:
 def _rate_is_zero(plan: Plan) -> Notes:
     end = plan.optim.decay_updates
     total = total_updates(plan)
+    if plan.until.epochs is not None:
+        return  # not known yet
     if end is not None and end < total:
         yield f"the learning rate is 0 from update {end} on: optim.decay_updates={end}, the run makes {total} updates"
 

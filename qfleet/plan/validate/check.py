@@ -7,14 +7,14 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.validate.advice import NOTES
 from qfleet.plan.validate.case import Case
 from qfleet.plan.validate.no_effect import NO_EFFECT
-from qfleet.plan.validate.offline import OFFLINE_PAIRS
+from qfleet.plan.validate.offline import OFFLINE_PAIRS, PREFILL_PAIRS
 from qfleet.plan.validate.pairs import PAIRS
 from qfleet.plan.validate.rules import RULES
 
 
 def _refuse_pairs(case: Case) -> None:
-    """Raise for the first entry of `PAIRS`, `OFFLINE_PAIRS` or `NO_EFFECT` that applies to the plan."""
-    for pair in (*PAIRS, *OFFLINE_PAIRS):
+    """Raise for the first entry of the tables of pairs or of `NO_EFFECT` that applies to the plan."""
+    for pair in (*PAIRS, *OFFLINE_PAIRS, *PREFILL_PAIRS):
         if pair.when(case.plan):
             message = f"{case.named(pair.first)} does not go with {case.named(pair.second)}"
             raise UsageError(message, pair.reason, pair.fix)

@@ -6,7 +6,16 @@ Values from a preset or a default are accepted.
 from collections.abc import Callable
 
 from qfleet.plan import sync_schema
-from qfleet.plan.schema import CountBonus, InlineRuntime, MaxRule, Plan, ProcessesRuntime, RayRuntime, SoftmaxExplore
+from qfleet.plan.schema import (
+    BufferReplay,
+    CountBonus,
+    InlineRuntime,
+    MaxRule,
+    Plan,
+    ProcessesRuntime,
+    RayRuntime,
+    SoftmaxExplore,
+)
 from qfleet.plan.traits import (
     clones,
     has_one_learner,
@@ -14,6 +23,7 @@ from qfleet.plan.traits import (
     has_several_learners,
     is_distributional,
     learns_from_data,
+    learns_in_epochs,
     uses_fresh_replay,
 )
 from qfleet.plan.validate.placement import has_actor_learners
@@ -30,8 +40,17 @@ CLONED = (
     "algo.target.tau",
 )
 ONE_LEARNER = "A single learner (learners.num=1) does not synchronise."
-NO_ACTORS = "With learners.bundles every learner acts itself: there are no other actors."
+NO_ACTORS = "Of a data set nobody acts, and with learners.bundles every learner itself: there are no other actors."
+IN_MEMORY = "Without epochs the whole data set is in memory: see replay.order.type."
 STEP_PER_GRADIENT = "Every gradient is a step of its own: see sync.num_gradients."
+
+
+def _has_no_prefill(plan: Plan) -> bool:
+    return isinstance(plan.replay, BufferReplay) and not plan.replay.prefill
+
+
+def _draws_recorded(plan: Plan) -> bool:
+    return learns_from_data(plan) and not learns_in_epochs(plan)
 
 
 def _is_synchronous(plan: Plan) -> bool:
@@ -73,7 +92,7 @@ def _sends_every_number(plan: Plan) -> bool:
 
 
 def _has_no_actors(plan: Plan) -> bool:
-    return isinstance(plan.runtime, RayRuntime) and has_actor_learners(plan)
+    return learns_from_data(plan) or (isinstance(plan.runtime, RayRuntime) and has_actor_learners(plan))
 
 
 # (setting, when it has no effect, why)
@@ -102,6 +121,11 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.learn_start_steps", learns_from_data, "A data set is there from the start."),
     ("env.num", learns_from_data, "A data set is learned from without acting."),
     ("env.workers", learns_from_data, "A data set is learned from without acting."),
+    ("replay.prefill_share", _has_no_prefill, "Without replay.prefill there are no recorded steps."),
+    ("replay.prefill_version", _has_no_prefill, "Without replay.prefill there is no data set."),
+    ("replay.open_shards", _draws_recorded, IN_MEMORY),
+    ("replay.cache_bytes", _draws_recorded, IN_MEMORY),
+    ("replay.disk_bytes", _draws_recorded, IN_MEMORY),
     (
         "until.steps",
         lambda plan: plan.until.epochs is not None,

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from qfleet.plan import schema
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Coded, NoCodec, Serving, SoloSync
-from qfleet.plan.traits import has_one_member, has_several_learners, is_distributional, uses_fresh_replay
+from qfleet.plan.traits import (
+    has_one_member,
+    has_several_learners,
+    is_distributional,
+    learns_from_data,
+    uses_fresh_replay,
+)
 from qfleet.plan.validate.placement import has_actor_learners, has_central_inference, has_replay_process
 
 
@@ -335,7 +341,8 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.num",
         "env.normalize",
-        lambda plan: has_several_learners(plan) and plan.env.normalize != "off",
+        # Those of a data set do not change, and all learners begin with them.
+        lambda plan: has_several_learners(plan) and plan.env.normalize != "off" and not learns_from_data(plan),
         "The statistics for normalising are only known in the replay's process.",
         "Leave env.normalize off, or learners.num at 1.",
     ),

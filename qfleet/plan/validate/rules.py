@@ -8,7 +8,7 @@ import math
 import re
 
 from qfleet.plan import paths, schema
-from qfleet.plan.derived import item_steps, item_stride, largest_n_step, total_updates
+from qfleet.plan.derived import item_steps, item_stride, known_updates, largest_n_step, total_updates
 from qfleet.plan.draft import DEFAULT
 from qfleet.plan.presets.pieces import ATARI
 from qfleet.plan.setting_text import nearest
@@ -143,7 +143,8 @@ def _steps_matter(case: Case) -> Problems:
 
 def _score_is_seen(case: Case) -> Problems:
     until = case.plan.until
-    if until.score is not None and case.plan.eval.every_steps > until.steps and case.set_by_user("until.score"):
+    seen = until.epochs is not None or case.plan.eval.every_steps <= until.steps
+    if until.score is not None and not seen and case.set_by_user("until.score"):
         never = f"{case.named('eval.every_steps')}, {case.named('until.steps')}"
         yield f"{case.named('until.score')} has no effect: {never}", f"Set eval.every_steps to {until.steps} or less."
 
@@ -184,15 +185,15 @@ def _device_is_known(case: Case) -> Problems:
 def _reset_comes(case: Case) -> Problems:
     path = "algo.reset.every_updates"
     reset = case.plan.algo.reset
-    total = total_updates(case.plan)
+    total = known_updates(case.plan)
     late = isinstance(reset, schema.PeriodicReset) and reset.every_updates >= total
     if late and (case.set_by_user(path) or case.set_by_user("algo.reset.type")):
         message = f"{case.named(path)} has no effect: the run makes {total} updates"
-        yield message, f"Set {path} to {max(1, total // 4)} or so, or raise until.steps."
+        yield message, f"Set {path} to {max(1, int(total) // 4)} or so, or raise until.steps."
 
 
 def _switches_come(case: Case) -> Problems:
-    total = total_updates(case.plan)
+    total = known_updates(case.plan)
     numbers = [(text.split() or [""])[0].replace("_", "") for text in case.plan.learners.schedule]
     late = [number for number in numbers if number.isdecimal() and int(number) >= total]
     if late and case.set_by_user(SCHEDULE):
@@ -243,6 +244,8 @@ def _grown_batch_fits(case: Case) -> Problems:
 
 
 def _patience_runs_out(case: Case) -> Problems:
+    if case.plan.until.epochs is not None:
+        return  # their steps are not counted yet
     count = case.plan.until.steps // case.plan.eval.every_steps
     values = paths.flatten(case.plan)
     for path in PATIENCE:
@@ -321,7 +324,8 @@ def _block_divides(case: Case) -> Problems:
 
 def _dataset_has_path(case: Case) -> Problems:
     replay = case.plan.replay
-    if isinstance(replay, schema.DatasetReplay) and not replay.path:
+    by_preset = case.origins.get("replay.type", "").startswith("preset ")  # it can be shown without a data set
+    if isinstance(replay, schema.DatasetReplay) and not replay.path and not by_preset:
         yield f"{case.named('replay.type')} needs replay.path", "Name the data set: replay.path=data/prepared"
 
 
@@ -337,7 +341,9 @@ def _spectral_has_layers(case: Case) -> Problems:
 def _eta_matters(case: Case) -> Problems:
     path = "algo.view.eta"
     sampler = case.buffer.sampler if case.buffer is not None else None
-    if case.set_by_user(path) and not isinstance(sampler, schema.PrioritizedSampler):
+    order = case.plan.replay.order if isinstance(case.plan.replay, schema.DatasetReplay) else None
+    prioritized = isinstance(sampler, schema.PrioritizedSampler) or isinstance(order, schema.PrioritizedOrder)
+    if case.set_by_user(path) and not prioritized:
         yield f"{case.named(path)} has no effect with uniform sampling", f"Leave {path} out, or set {PRIORITIZED}."
 
 

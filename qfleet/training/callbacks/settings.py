@@ -10,8 +10,8 @@ import msgspec
 
 from qfleet.build.components import Components
 from qfleet.errors import StorageError, UsageError
-from qfleet.learn import ReplaySource
-from qfleet.plan.schema import BufferReplay, GrowingBatch
+from qfleet.learn import SizedSource
+from qfleet.plan.schema import DatasetReplay, GrowingBatch
 from qfleet.plan.secrets import write_run_plan
 from qfleet.plan.validate.placement import has_actor_learners
 from qfleet.training.log.run_log import RunLog
@@ -19,6 +19,7 @@ from qfleet.training.log.run_log import RunLog
 RATE = "optim.learning_rate"
 BATCH = "algo.batch_size"
 STEPS = "until.steps"
+LARGEST_RECORDED_BATCH = 1 << 20  # a data set has more steps than a batch that fits into memory
 
 
 def as_rate(value: Any) -> float:
@@ -75,7 +76,7 @@ class ChangeableSettings:
     def require_batch_size(self, size: int) -> None:
         """Refuse a batch that this run has no room for."""
         plan = self.components.plan
-        if not isinstance(self.components.batch_source, ReplaySource) or not isinstance(plan.replay, BufferReplay):
+        if not isinstance(self.components.batch_source, SizedSource):
             raise UsageError(
                 f"a callback cannot change {BATCH} with replay.type=fresh",
                 "replay.minibatches sets into how many parts fresh experience is cut.",
@@ -99,6 +100,8 @@ class ChangeableSettings:
         """The most items of a batch: messages between processes have a size that the plan has decided."""
         plan = self.components.plan
         if self.components.remote_replay is None and self.components.peers is None:
+            if isinstance(plan.replay, DatasetReplay):
+                return LARGEST_RECORDED_BATCH
             return self.components.batch_source.replay.capacity
         steer = plan.steer.batch
         return steer.largest if isinstance(steer, GrowingBatch) else planned

@@ -28,6 +28,7 @@ from qfleet.training.checkpoints.replay_segments import is_final, pack_rows, res
 # Parts of a plan that may change when a run is resumed; eval. is fixed if validation scores change what is learned.
 FREE: tuple[str, ...] = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds")
 FREE += ("custom.", "replay.path", "replay.cache_bytes", "replay.disk_bytes")  # a data set is named by its version
+PREFILL = "replay.prefill"  # this one only, not what begins like it
 MAX_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
 EVALUATION_SETTINGS = ("eval.every_steps", "eval.episodes", "eval.max_steps")
 MAX_ERROR_CHARS = 300  # of a message about malformed state
@@ -222,7 +223,12 @@ def decisive_settings(plan: Plan) -> dict[str, Any]:
     """The settings that a checkpoint's numbers depend on, as plain JSON values."""
     fixed = EVALUATION_SETTINGS if evaluation_decides(plan) else ()
     values = as_json(redacted_settings(flatten(plan)))
-    return {p: value for p, value in values.items() if p in fixed or not p.startswith(FREE)}
+    return {p: value for p, value in values.items() if p in fixed or not is_free(p)}
+
+
+def is_free(path: str) -> bool:
+    """May this setting change when a run is resumed?"""
+    return path.startswith(FREE) or path == PREFILL
 
 
 def evaluation_decides(plan: Plan) -> bool:
@@ -245,7 +251,7 @@ def require_same_plan(saved: dict[str, Any], plan: Plan) -> None:
         if path in saved or path not in EVALUATION_SETTINGS
     }
     before = as_json(redacted_settings(with_new_settings(saved)))
-    require_same("run.toml", now, {path: before[path] for path in before if path in now or not path.startswith(FREE)})
+    require_same("run.toml", now, {path: before[path] for path in before if path in now or not is_free(path)})
 
 
 def require_same(where: str, now: dict[str, Any], saved: dict[str, Any]) -> None:

@@ -9,17 +9,19 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.build.components import Components
-from qfleet.build.offline import open_plan_dataset
-from qfleet.data import Array, Batch
+from qfleet.build.offline.plan_dataset import open_plan_dataset
+from qfleet.data import Array, Batch, Sequences
 from qfleet.datasets.format import Dataset, Split
 from qfleet.learn import Learner
+from qfleet.learn.offline.dataset_source import recorded_spec
 from qfleet.learn.offline.open_shards import open_shards
 from qfleet.learn.offline.shard_cache import ShardCache
 from qfleet.learn.offline.shards import DataShard
+from qfleet.learn.offline.windows import cut_windows, episode_windows
 from qfleet.plan.schema import DatasetReplay
 from qfleet.plan.traits import clones
-from qfleet.qlearn import Tensors
-from qfleet.replay import StepCut, make_n_step
+from qfleet.qlearn import SequenceView, Tensors, View
+from qfleet.replay import SequenceCut, make_cut, make_n_step
 from qfleet.training.log.run_status import Row
 from qfleet.watch.statistics import summarize
 
@@ -79,12 +81,14 @@ class HeldOutEvaluator:
             raise TypeError("this plan learns from no data set")
         if split not in self.caches:
             files = self.dataset.require_files(split)
-            self.caches[split] = open_shards(self.dataset, files, self.components.spec, settings)
+            self.caches[split] = open_shards(self.dataset, files, recorded_spec(self.components.spec), settings)
         return self.caches[split]
 
     def mean_error(self, policy: Policy, shard: DataShard, items: Array) -> float:
         """The mean absolute TD error of an episode."""
-        cut = StepCut(self.components.plan.algo.n_step)
+        cut = make_cut(self.components.plan.algo)
+        if isinstance(cut, SequenceCut):
+            return self.mean_error_of_windows(policy, cut, shard, items)
         n_step = make_n_step(self.components.plan)
         total = 0.0
         for begin in range(0, len(items), ITEMS_PER_CALL):
@@ -93,20 +97,37 @@ class HeldOutEvaluator:
             total += float(self.errors(policy, batch).sum())
         return total / len(items)
 
-    def errors(self, policy: Policy, batch: Batch) -> torch.Tensor:  # [N]
-        """The absolute TD error of every transition, or the loss of a distribution."""
+    def mean_error_of_windows(self, policy: Policy, cut: SequenceCut, shard: DataShard, items: Array) -> float:
+        """The same by windows in which every step is once; the mean error of a window is what `eta` = 0 leaves."""
+        windows = episode_windows(items[:1], np.array([len(items)]), cut.length, cut.length)
+        view = SequenceView(cut.burn_in, cut.length, eta=0.0)
+        n_step = make_n_step(self.components.plan)
+        [state_size] = self.components.spec.state
+        total = 0.0
+        per_call = max(1, ITEMS_PER_CALL // cut.rows)
+        for begin in range(0, len(windows), per_call):
+            part = slice(begin, begin + per_call)
+            places = (windows.first[part], windows.begin[part], windows.end[part])
+            batch = cut_windows(cut, shard, places, n_step, places[1], state_size)
+            errors = self.errors(policy, batch, view).numpy()
+            total += float((errors * windows.num_steps[part]).sum())
+        return total / len(items)
+
+    def errors(self, policy: Policy, batch: Batch | Sequences, view: View | None = None) -> torch.Tensor:  # [N]
+        """The absolute TD error of every item, or the loss of a distribution."""
         learner = self.components.learner
         if not isinstance(learner, Learner):
             raise TypeError("a population does not learn from a data set")
         fields: dict[str, Any] = {}
-        for name in Batch.__slots__:
+        for name in type(batch).__slots__:
             array = getattr(batch, name)
             if name != "ids":
                 fields[name] = None if array is None else torch.from_numpy(array).to(learner.device)
+        fields["reward"] = learner.normalize_reward(fields["reward"])
         net = policy.net
         with torch.inference_mode(), torch.random.fork_rng(devices=[]):
             own = learner.gradients
-            _, error, _ = own.compute_loss(own.head, own.rule, own.view, net, net, Tensors(**fields))
+            _, error, _ = own.compute_loss(own.head, own.rule, view or own.view, net, net, Tensors(**fields))
         return error.cpu()
 
 

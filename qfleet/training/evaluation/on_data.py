@@ -1,9 +1,10 @@
 """What recorded episodes say about a policy: errors, agreement, calibration and off-policy estimates.
 
-The environment is not needed. Shapes: T steps, A actions.
+The environment is not needed. In memory: one decoded data file, the episodes (`max_bytes`), and once more the
+observations of those that are fitted on. Of the others only the first observation is kept. Shapes: T steps, A actions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from qfleet.datasets.estimates import (
     epsilon_greedy_probabilities,
     fitted_q_estimate,
     importance_estimate,
+    is_fitted,
     ratio_estimate,
     td_errors,
 )
@@ -43,29 +45,42 @@ class OnDataSettings:
     split: Split = "test"
     epsilon: float = 0.1
     seed: int = 0
-    episodes: int = 1_000  # at most; all of them are in memory
+    episodes: int = 1_000  # at most
     fit_updates: int = 4_000  # of a fitted Q evaluation
     fit_seeds: int = 3
+    max_bytes: int = 1 << 30  # of episodes in memory: no more are read when they have as many
 
 
-def evaluate_on_data(plan: Plan, policy: Policy, dataset: Dataset, settings: OnDataSettings) -> dict[str, Any]:
-    """Every number with its interval over episodes, or with the reason why it is refused."""
+SHOW_EVERY_EPISODES = 100
+Show = Callable[[str], object]
+
+
+def say_nothing(text: str) -> None:
+    """Show no progress."""
+
+
+def evaluate_on_data(
+    plan: Plan, policy: Policy, dataset: Dataset, settings: OnDataSettings, show: Show = say_nothing
+) -> dict[str, Any]:
+    """Every number with its interval over episodes, or with the reason why it is refused; `show` gets the progress."""
     spec = require_policy(plan, policy, dataset)
     gamma = plan.algo.discount
-    episodes = list(valued_episodes(policy, spec, dataset, settings))
-    learned = [learned_from(plan, each) for each in episodes]
+    episodes = read_episodes(valued_episodes(policy, spec, dataset, settings), settings, show)
+    scale = 1.0 if policy.net.rewards is None else policy.net.rewards.scale()
+    learned = [learned_from(plan, each, scale) for each in episodes]
     returns = np.array([each.returns(gamma)[0] for each in episodes])
     fit = FittedQSettings(gamma, settings.fit_seeds, settings.fit_updates, seed=settings.seed)
     found = {**td_errors(learned, gamma, settings.seed), **agreement(episodes, settings.seed)}
     estimates = {
         "recorded_return": ratio_estimate(returns, np.ones(len(returns)), settings.seed),
-        "fitted_q": fitted_q_estimate(episodes, fit),
+        "fitted_q": fitted_q_estimate(episodes, fit, show),
         "weighted_importance": importance_estimate(episodes, gamma, settings.seed),
     }
     return {
         "version": dataset.version,
         "split": settings.split,
         "episodes": len(episodes),
+        "memory_full": memory_full(episodes, settings),
         "steps": sum(each.num_steps for each in episodes),
         "discount": gamma,
         "epsilon": settings.epsilon,
@@ -103,34 +118,49 @@ def require_policy(plan: Plan, policy: Policy, dataset: Dataset) -> Spec:
     return spec
 
 
-def learned_from(plan: Plan, episode: ValuedEpisode) -> ValuedEpisode:
-    """The episode with rewards as the plan learns from them: values are in their units."""
-    return replace(episode, reward=np.clip(episode.reward, -1.0, 1.0)) if plan.env.clip_reward else episode
+def learned_from(plan: Plan, episode: ValuedEpisode, scale: float = 1.0) -> ValuedEpisode:
+    """The episode with rewards as the plan learns from them, clipped and scaled: values are in their units."""
+    reward = np.clip(episode.reward, -1.0, 1.0) if plan.env.clip_reward else episode.reward
+    return replace(episode, reward=reward * scale)
+
+
+def read_episodes(found: Iterator[ValuedEpisode], settings: OnDataSettings, show: Show) -> list[ValuedEpisode]:
+    """The first episodes, until they are as many as wanted or as large as allowed."""
+    episodes: list[ValuedEpisode] = []
+    num_bytes = 0
+    for episode in found:
+        episodes.append(episode)
+        num_bytes += episode.num_bytes
+        if len(episodes) % SHOW_EVERY_EPISODES == 0:
+            show(f"{len(episodes):,} episodes of at most {settings.episodes:,}, {num_bytes >> 20:,} MiB")
+        if len(episodes) >= settings.episodes or num_bytes >= settings.max_bytes:
+            break
+    return episodes
+
+
+def memory_full(episodes: list[ValuedEpisode], settings: OnDataSettings) -> bool:
+    """Were fewer episodes read than wanted, because no more may be in memory?"""
+    return len(episodes) < settings.episodes and sum(each.num_bytes for each in episodes) >= settings.max_bytes
 
 
 def valued_episodes(policy: Policy, spec: Spec, dataset: Dataset, settings: OnDataSettings) -> Iterator[ValuedEpisode]:
-    """The first episodes of a split."""
-    left = settings.episodes
+    """The episodes of a split, one after the other."""
     for file in dataset.require_files(settings.split):
-        if left <= 0:
-            return
-        found = file_episodes(policy, spec, dataset, file, settings.epsilon)[:left]
-        left -= len(found)
-        yield from found
+        yield from file_episodes(policy, spec, dataset, file, settings)
 
 
-def file_episodes(policy: Policy, spec: Spec, dataset: Dataset, file: DataFile, epsilon: float) -> list[ValuedEpisode]:
+def file_episodes(
+    policy: Policy, spec: Spec, dataset: Dataset, file: DataFile, settings: OnDataSettings
+) -> Iterator[ValuedEpisode]:
     """The episodes of a data file, with the policy's values."""
     shard = load_shard(dataset, file, spec)
-    pairs = zip(episode_items(shard), dataset.episodes(file), strict=True)
-    found = []
-    for items, episode in pairs:
+    for items, episode in zip(episode_items(shard), dataset.episodes(file), strict=True):
         obs, mask = observations(shard, items)
         values = policy_values(policy, obs, mask)
-        target = epsilon_greedy_probabilities(values, epsilon)
+        target = epsilon_greedy_probabilities(values, settings.epsilon)
         recorded = (episode.action, episode.reward, episode.terminated)
-        found.append(ValuedEpisode(episode.id, obs, *recorded, values, target, episode.probability))
-    return found
+        kept = obs if is_fitted(episode.id, settings.seed) else obs[:1].copy()
+        yield ValuedEpisode(episode.id, kept, *recorded, values, target, episode.probability)
 
 
 def observations(shard: DataShard, items: Array) -> tuple[Array, Array | None]:  # [T + 1, *input_shape], [T + 1, A]

@@ -28,6 +28,10 @@ def test_the_verbs_from_an_environment_to_a_run(capsys: pytest.CaptureFixture[st
     assert main(["data", "inspect", "ready", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found["splits"]) == {"train", "validation", "test"}
+    assert len(found["splits"]["train"]["return"]["quartiles"]) == 3
+    assert main(["data", "inspect", "ready", "--plot", "data.png"]) == 0
+    assert capsys.readouterr().out.endswith("plot data.png\n")
+    assert Path("data.png").read_bytes()[:4] == b"\x89PNG"
     assert found["source"] == open_dataset("raw").version
     small = [
         "net.torso.type=mlp",
@@ -66,7 +70,7 @@ def test_a_damaged_data_set_has_exit_code_5(place: Path, capsys: pytest.CaptureF
         (["collect", "CartPole-v1", "raw"], "either --episodes or --steps must be given"),
         (["collect", "CartPole-v1", "raw", "--episodes", "5", "--policy", "greedy"], "needs the policy of a run"),
         (["collect", "CartPole-v1", "raw", "--episodes", "0"], "--episodes 0 is not valid"),
-        (["inspect", "gs://bucket/raw"], "is not a path on this machine"),
+        (["inspect", "gs://bucket/raw"], "cannot be the place of a data set"),
     ],
 )
 def test_wrong_arguments_have_exit_code_2(

@@ -79,7 +79,7 @@ def test_a_table_without_ids_is_cut_at_ends(tmp_path: Path) -> None:
     [
         ("obs,action,reward\n1,0,1\n", "the column of `terminated` is not known", UsageError),
         ("obs,action,reward,terminated\n1,0.5,1,1\n", "its actions are not whole numbers", StorageError),
-        ("obs,action,reward,terminated\nx,0,1,1\n", "holds string, and no numbers", StorageError),
+        ("obs,action,reward,terminated\nx,0,1,1\n", "invalid value .x.", StorageError),
         ("obs,action,reward,terminated\n1,0,1,2\n", "something else than true and false", StorageError),
         ("obs,action,reward,terminated\n1,0,,1\n2,0,1,1\n", "rows without a value", StorageError),
         ("obs,action,reward,terminated,episode\n1,0,1,1,a\n2,0,1,1,a\n", "it goes on after its end", StorageError),

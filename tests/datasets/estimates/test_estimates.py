@@ -20,7 +20,8 @@ from qfleet.datasets.estimates import (
     td_errors,
 )
 from qfleet.datasets.estimates.agreement import macro_mean
-from qfleet.datasets.estimates.importance import effective_size, weight_table, weighted_returns
+from qfleet.datasets.estimates.fitted_q import ROWS_PER_BLOCK, feature_scale
+from qfleet.datasets.estimates.importance import effective_size, parts_of_estimate, weight_table, weighted_returns
 
 
 def episode(
@@ -141,6 +142,43 @@ def test_importance_is_refused_without_support() -> None:
     found = importance_estimate(rare, 0.5, 0)
     assert found.value is None
     assert found.support["effective_episodes"] == pytest.approx(1.0)
+
+
+def test_importance_is_refused_if_few_episodes_make_the_value() -> None:
+    half = np.full((3, 2), 0.5)
+    rare = [episode(at, target=half, reward=(0.0, float(at < 19))) for at in range(400)]
+    found = importance_estimate(rare, 0.5, 0)
+    assert found.support["effective_episodes"] == pytest.approx(400.0)
+    assert found.support["effective_parts"] == pytest.approx(19.0)
+    assert "its value is that of 19.0 effective episodes, and it needs 20" in found.refused
+    enough = [episode(at, target=half, reward=(0.0, float(at < 20))) for at in range(400)]
+    assert importance_estimate(enough, 0.5, 0).value == pytest.approx(0.5 * 20 / 400)
+
+
+def test_importance_is_refused_if_weights_are_not_1_on_average() -> None:
+    # The policy nearly always takes 0 first, and that was never recorded, although its probability was 0.5.
+    sure = np.array([[0.9, 0.1], [0.5, 0.5], [0.5, 0.5]])
+    found = importance_estimate([episode(at, action=(1, 0), target=sure) for at in range(100)], 0.5, 0)
+    assert found.support["effective_episodes"] == pytest.approx(100.0)
+    assert found.support["mean_weight_high"] == pytest.approx(0.2)
+    assert found.refused.startswith("the mean weight is 0.2 to 0.2")
+    both = [episode(at, action=(at % 2, 0), target=sure) for at in range(100)]
+    assert importance_estimate(both, 0.5, 0).value == pytest.approx(2.0)
+
+
+def test_features_are_scaled_by_all_rows_though_they_are_added_up_in_blocks() -> None:
+    rows = np.random.default_rng(0).integers(0, 255, (2 * ROWS_PER_BLOCK + 5, 3)).astype(np.uint8)
+    mean, deviation = feature_scale(rows)
+    assert mean == pytest.approx(rows.mean(0))
+    assert deviation == pytest.approx(rows.std(0))
+
+
+def test_parts_add_up_to_the_estimate() -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.random((7, 5))
+    rewards = rng.normal(size=(7, 5))
+    parts = parts_of_estimate(weights, rewards, 0.9)
+    assert parts.sum() == pytest.approx(weighted_returns(weights, rewards, 0.9, np.ones((1, 7)))[0])
 
 
 def test_a_fit_finds_the_value_of_the_target_policy_and_not_that_of_the_recorded_one() -> None:

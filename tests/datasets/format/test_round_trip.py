@@ -73,15 +73,18 @@ def test_episodes_come_back_bit_for_bit(data: st.DataObject) -> None:
 
 def random_episode(rng: np.random.Generator, number: int, length: int, spec: Spec) -> RecordedEpisode:
     obs = rng.integers(0, 256, (length + 1, *spec.obs)).astype(spec.dtype)
+    action = rng.integers(0, spec.num_actions, length)
+    mask = rng.integers(0, 2, (length + 1, spec.num_actions)) > 0
+    mask[np.arange(length), action] = True
     return RecordedEpisode(
         id=f"é{number}",
         observations={"obs": obs},
-        action=rng.integers(0, spec.num_actions, length),
+        action=action,
         reward=rng.normal(size=length),
         terminated=bool(rng.integers(2)),
         truncated=bool(rng.integers(2)),
         probability=rng.uniform(0.1, 1.0, length) if rng.integers(2) else None,
-        mask=rng.integers(0, 2, (length + 1, spec.num_actions)) > 0 if spec.masked else None,
+        mask=mask if spec.masked else None,
         seed=int(rng.integers(100)) if rng.integers(2) else None,
     )
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from qfleet.datasets.format import open_dataset
 from qfleet.datasets.inspect import validate_dataset
 from qfleet.datasets.prepare import LocalEngine, PreparePlan, SplitRule, parse_split, prepare_dataset
-from qfleet.datasets.prepare.engines import Input, Result
+from qfleet.datasets.prepare.engines import Work
 from qfleet.errors import UsageError
 from tests.support.recorded import make_dataset
 
@@ -14,16 +14,16 @@ from tests.support.recorded import make_dataset
 class BackwardsEngine:
     """Works on the last input first."""
 
-    def map(self, work: Callable[[Input], Result], inputs: Sequence[Input]) -> Iterator[Result]:
-        results = [work(each) for each in reversed(inputs)]
-        return iter(reversed(results))
+    def map(self, work: Work, orders: Sequence[bytes]) -> Iterator[bytes]:
+        answers = [work(each) for each in reversed(orders)]
+        return iter(reversed(answers))
 
 
 class KilledEngine:
     """Stops after the first input."""
 
-    def map(self, work: Callable[[Input], Result], inputs: Sequence[Input]) -> Iterator[Result]:
-        yield work(inputs[0])
+    def map(self, work: Work, orders: Sequence[bytes]) -> Iterator[bytes]:
+        yield work(orders[0])
         raise KeyboardInterrupt
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.datasets.storage import open_place
-from qfleet.errors import StorageError, UsageError
+from qfleet.errors import StorageError
 
 
 def test_files_are_written_whole_and_read_back(tmp_path: Path) -> None:
@@ -44,8 +44,3 @@ def test_a_larger_file_is_not_read(tmp_path: Path) -> None:
     place.write("a", b"12345")
     with pytest.raises(StorageError, match="cannot be read"):
         place.read("a", 4)
-
-
-def test_other_schemes_are_refused() -> None:
-    with pytest.raises(UsageError, match="gs://bucket/set is not a path on this machine"):
-        open_place("gs://bucket/set")

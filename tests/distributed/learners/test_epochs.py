@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from qfleet.data import Batch
 from qfleet.distributed.learners.epoch_scatter import EpochScatter
 from qfleet.distributed.learners.group import LearnerGroup
 from qfleet.distributed.learners.launcher import LocalLearnerLauncher
-from qfleet.distributed.learners.worker import build_learner, open_dataset_source
+from qfleet.distributed.learners.messages import GroupJoined
+from qfleet.distributed.learners.process_group import ProcessGroup
+from qfleet.distributed.learners.worker import build_learner, open_dataset_source, open_own_source
+from qfleet.errors import StorageError
 from qfleet.learn import Learner
 from qfleet.learn.offline.dataset_source import DatasetSource
+from qfleet.learn.parameters_hash import parameters_hash
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.replay import make_cut
@@ -141,3 +146,36 @@ def test_the_number_of_learners_changes_in_mid_epoch(data: Path, dealt: list[lis
             shards, rows = source.order.locate(np.asarray(rank))
             found.update(zip(shards.tolist(), rows.tolist(), strict=True))
     assert len(found) == sum(found.values()) == 240
+
+
+def test_a_learner_that_does_not_reach_the_data_set_says_so(data: Path) -> None:
+    plan = plan_for(data, 2)
+    (data / "manifest.json").unlink()
+    with pytest.raises(StorageError, match="cannot open the data set") as raised:
+        open_own_source(plan, SPEC)
+    assert "all mount at one path" in raised.value.fix
+
+
+def test_learners_report_the_parameters_that_they_begin_with(data: Path) -> None:
+    plan = plan_for(data, 2)
+    with learner_group(plan, open_dataset_source(plan, SPEC)) as group:
+        before = parameters_hash(group.learner.online_tensors)
+        group.update(open_dataset_source(plan, SPEC).next_batch(0))
+        (formed,) = [event for event in group.take_events() if event["kind"] == "group_formed"]
+        assert formed["parameters"] == [before, before]
+        assert formed["updates"] == 0
+
+
+def test_a_learner_that_begins_with_other_parameters_ends_the_run(data: Path) -> None:
+    class Other:
+        number = 1
+
+        def reply(self, kind: type[Any], seconds: float) -> tuple[GroupJoined, dict[str, Any]]:
+            return GroupJoined(1, "another state", "other parameters"), {}
+
+    group: Any = ProcessGroup.__new__(ProcessGroup)
+    group.learner = single_learner(plan_for(data, 1))
+    group.members = [Other()]
+    group.pool = SimpleNamespace(reply_timeout_seconds=1.0)
+    with pytest.raises(RuntimeError, match="learner 1 did not begin with the same"):
+        group.require_equal_states()

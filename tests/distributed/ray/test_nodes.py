@@ -48,7 +48,7 @@ def test_every_change_of_the_source_changes_the_hash(tmp_path: Path, monkeypatch
     (tmp_path / "sub").mkdir()
     (tmp_path / "__init__.py").write_text("")
     (tmp_path / "sub" / "a.py").write_text("x = 1\n")
-    monkeypatch.setattr(nodes, "qfleet", SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
+    monkeypatch.setattr(nodes, "errors", SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
     found = {nodes.code_hash.__wrapped__()}
     (tmp_path / "sub" / "a.py").write_text("x = 2\n")
     found.add(nodes.code_hash.__wrapped__())

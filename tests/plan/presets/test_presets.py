@@ -7,7 +7,15 @@ from qfleet.errors import UsageError
 from qfleet.plan import compose, defaults_for, updates_per_step
 from qfleet.plan.paths import tag_of
 from qfleet.plan.presets.catalog import algorithm_presets, describe, environment_presets
-from qfleet.plan.schema import BufferReplay, ConstantEpsilon, FreshReplay, Plan, PrioritizedSampler, StepsView
+from qfleet.plan.schema import (
+    BufferReplay,
+    ConstantEpsilon,
+    DatasetReplay,
+    FreshReplay,
+    Plan,
+    PrioritizedSampler,
+    StepsView,
+)
 
 IDS = {
     "CartPole-v1": "cartpole",
@@ -39,7 +47,7 @@ def test_every_preset_is_a_sound_plan_everywhere(env_id: str, preset: str | None
     assert updates_per_step(plan) <= 4
     if isinstance(plan.replay, FreshReplay):
         assert 1 <= plan.replay.epochs <= 4
-    else:
+    elif isinstance(plan.replay, BufferReplay):
         assert 0.5 <= plan.replay.samples_per_insert <= 256  # how often a step is learned from
     if isinstance(plan.algo.view, StepsView):
         assert updates_per_step(plan) >= 0.01
@@ -77,6 +85,8 @@ TRAITS = {
     "gorila": "max",
     "btr": "munchausen implicit dueling noisy spectral_norm prioritized several-steps",
     "decqn": "double decoupled prioritized several-steps",
+    "cql": "double dataset cql",
+    "bc": "dataset bc",
 }
 # What a small variant may change: how it is sped up, not what it is.
 PACE = {"several-steps", "prioritized", "ladder", "rescale", "no-epsilon"}
@@ -87,6 +97,7 @@ def traits(plan: Plan) -> set[str]:
     algo, net, fresh = plan.algo, plan.net, isinstance(plan.replay, FreshReplay)
     sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
     parts = {tag_of(type(algo.rule)), tag_of(type(net.head)), tag_of(type(net.memory)), tag_of(type(algo.view))}
+    parts |= {tag_of(type(algo.offline)), "dataset" if isinstance(plan.replay, DatasetReplay) else "off"}
     parts |= {part for part in ("dueling", "noisy", "layer_norm", "spectral_norm", "decoupled") if getattr(net, part)}
     conditions = {
         "rescale": algo.rescale,
@@ -98,7 +109,8 @@ def traits(plan: Plan) -> set[str]:
         "ladder": tag_of(type(algo.explore)) == "ladder",
     }
     parts |= {part for part, here in conditions.items() if here}
-    return {part for part in parts if part} - {"scalar", "off", "steps"}
+    without_effect = {tag_of(type(algo.rule)), "several-steps"} if "bc" in parts else set()
+    return {part for part in parts if part} - {"scalar", "off", "steps"} - without_effect
 
 
 def test_algorithm_presets_have_their_parts() -> None:

@@ -605,6 +605,27 @@ ALONE = [
         "The run ends after until.epochs, whose steps are counted when it begins.",
         "Leave until.steps out.",
     ),
+    *(
+        Refused(
+            setting,
+            f"{setting} (command line) has no effect",
+            why,
+            f"Leave {setting.partition('=')[0]} out.",
+        )
+        for setting, why in (
+            ("replay.prefill_share=0.5", "Without replay.prefill there are no recorded steps."),
+            (f"replay.prefill_version={'a' * 64}", "Without replay.prefill there is no data set."),
+        )
+    ),
+    *(
+        Refused(
+            f"{setting} replay.type=dataset replay.path=a replay.order.type=uniform",
+            f"{setting} (command line) has no effect",
+            "Without epochs the whole data set is in memory: see replay.order.type.",
+            f"Leave {setting.partition('=')[0]} out.",
+        )
+        for setting in ("replay.open_shards=2", "replay.cache_bytes=2000000", "replay.disk_bytes=0")
+    ),
     Refused(
         "algo.explore.power=3 algo.explore.type=ladder env.num=1",
         "algo.explore.power=3.0 (command line) has no effect",
