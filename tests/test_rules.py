@@ -45,7 +45,6 @@ OTHER_FILES = {
     "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
     "qfleet/watch/new_run_dir.py": "makes the folder of a new run",
-    "qfleet/datasets/storage/array_cache.py": "makes the folder of the cache, and reads the ages of its files",
     "qfleet/datasets/storage/content_cache.py": "makes the folder of the cache, and reads the ages of its files",
     "qfleet/datasets/storage/array_cache.py": "makes the folder of the cache",
     "qfleet/datasets/storage/local_folder.py": "makes the folder of a data set",

@@ -237,7 +237,7 @@ class ArrayCache:
         finally:
             os.close(file)
 
-    def _warn_once(self, reason: str) -> None:
+    def _without(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
             self.warn(f"decoded files are not kept in {self.folder}: {reason}; they are decoded into memory")

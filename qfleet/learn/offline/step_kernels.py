@@ -31,33 +31,17 @@ def cut_rows(
     """
     frames, table, heads, action, reward, discount, last = columns
     out_obs, out_action, out_reward, out_discount, out_next, out_rows, out_ends = out
+    n, gamma, clip = n_step
     num = numbers.shape[0]
     for i in range(num):
         out_rows[places[i]] = items[numbers[i]]
     for i in range(num):
         out_action[places[i]] = action[out_rows[places[i]], 0]
-    sum_steps(reward, discount, last, places, n_step, (out_reward, out_discount, out_rows, out_ends))
-    if depth == 1:
-        for i in range(num):
-            copy_row(frames, out_rows[places[i]], out_obs, places[i])
-            copy_row(frames, out_ends[places[i]], out_next, places[i])
-        return
-    overlap = out_next.shape[0] == 0
-    stacked = depth + 1 if overlap else depth
     for i in range(num):
-        at = places[i]
-        first = out_ends[at] if overlap else out_rows[at]
-        stack_into(frames, table, heads, last, first, 0, out_obs, at * stacked, stacked)
-        if not overlap:
-            stack_into(frames, table, heads, last, out_ends[at], 0, out_next, at * stacked, stacked)
-
-
-@njit(cache=True)
-def sum_steps(reward: Array, discount: Array, last: Array, places: Array, n_step: NStep, out: Arrays) -> None:
-    """Sum up to n rewards of each step, and find the row that it bootstraps from."""
-    out_reward, out_discount, out_rows, out_ends = out
-    n, gamma, clip = n_step
-    for i in range(places.shape[0]):
+        out_reward[places[i]] = reward[out_rows[places[i]], 0]
+    for i in range(num):
+        out_discount[places[i]] = discount[out_rows[places[i]], 0]
+    for i in range(num):
         at = places[i]
         end = out_rows[at]
         total = 0.0
