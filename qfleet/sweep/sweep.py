@@ -176,6 +176,7 @@ def train_group(
     out = local_path(out)
     if name is not None:
         check_name(name)
+    _require_no_recording(plan)
     members = [Member(f"seed-{each}", each, _plan_id(plan, each)) for each in _seed_list(plan, seeds)]
     capacity = find_capacity(plan, len(members), jobs, parts.env)
     source = None if weights_from is None else find_run(weights_from, out).resolve()
@@ -269,6 +270,16 @@ def resume_group(
         runner.options = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict, "parts": packed}
         runner.run(todo)
     return Group(folder)
+
+
+def _require_no_recording(plan: Plan) -> None:
+    """Refuse one data set for all members: each would write its files over those of the others."""
+    if plan.save.dataset is not None:
+        raise UsageError(
+            f"save.dataset={plan.save.dataset} does not go with a group",
+            "A data set is recorded by one run, and all members of a group have one plan.",
+            "Train the seeds one after another, each with a save.dataset of its own.",
+        )
 
 
 def _seed_list(plan: Plan, seeds: int | Sequence[int]) -> list[int]:

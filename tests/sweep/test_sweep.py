@@ -393,3 +393,10 @@ def test_members_save_and_leave_when_the_group_is_killed(tmp_path: Path, command
     for path in members:
         assert (status(path)["state"], status(path)["exit_code"]) == ("preempted", 143)
         assert checkpoints(path)[-1].name == f"step_{status(path)['env_steps']:012d}"
+
+
+def test_one_data_set_for_all_members_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    plan = small({"save.dataset": str(tmp_path / "data")})
+    with pytest.raises(UsageError, match="does not go with a group"):
+        train_group(plan, 2, out=tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []
