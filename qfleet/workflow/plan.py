@@ -52,14 +52,19 @@ class ImportStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrepareStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the episodes are split, and for how many nodes."""
+    """How the episodes are split, for how many nodes, and who does the work."""
 
     split: Text = "80/10/10"
     salt: Text = "qfleet"
     group: Text = ""
+    strata: Text = ""
+    keys: Text | None = None
     unique: bool = False
     shards: Annotated[int, Meta(ge=1, le=1_000)] | None = None
     capacity: Text | None = None
+    engine: Literal["local", "ray", "spark"] = "local"
+    jobs: Annotated[int, Meta(ge=1, le=1_000)] | None = None
+    file_bytes: Annotated[int, Meta(ge=1, le=2**40)] | None = None
 
 
 class JudgingStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,7 +144,20 @@ def toml_value(path: str, name: str, text: str) -> Any:
 
 
 TEXT_FIELDS = frozenset(
-    ["env", "data", "collect.policy", "source", "split", "salt", "group", "capacity", "format", "import.columns"]
+    [
+        "env",
+        "data",
+        "collect.policy",
+        "source",
+        "split",
+        "salt",
+        "group",
+        "strata",
+        "keys",
+        "capacity",
+        "format",
+        "import.columns",
+    ]
 )
 
 

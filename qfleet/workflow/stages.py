@@ -18,9 +18,10 @@ from qfleet.datasets.convert.minari_import import minari_folder
 from qfleet.datasets.format import Dataset, open_dataset
 from qfleet.datasets.format.manifest import FORMAT, MANIFEST
 from qfleet.datasets.inspect import validate_dataset
-from qfleet.datasets.prepare import PreparePlan, parse_capacities, parse_split, prepare_dataset, require_group
+from qfleet.datasets.prepare import prepare_dataset
 from qfleet.datasets.storage import open_place
 from qfleet.distributed.local_run import is_on_ray
+from qfleet.distributed.preparing.options import PrepareOptions
 from qfleet.errors import StorageError
 from qfleet.files import is_file, replace_inside
 from qfleet.plan import plan_hash
@@ -179,12 +180,13 @@ class Workflow:
         if self.plan.prepare is None and dataset.files("train"):
             return dataset
         stage = self.plan.prepare or PrepareStage()
-        plan = prepare_plan(stage)
-        inputs = {"data": dataset.version, "prepare": msgspec.to_builtins(stage)}
+        options = PrepareOptions(**msgspec.structs.asdict(stage))
+        keys = "" if stage.keys is None else files_hash(local_path(stage.keys))
+        inputs = {"data": dataset.version, "prepare": without_engine(stage), "keys": keys}
         show = self.progress("prepare", "files")
 
         def work(url: str) -> None:
-            prepare_dataset(dataset, url, plan, show=show)
+            prepare_dataset(dataset, url, options.plan(options.capacities()), options.make_engine(), show)
 
         return self.do("prepare", [FORMAT, inputs], lambda key: self.made(f"prepared-{key}", work))
 
@@ -233,11 +235,17 @@ class Workflow:
         return self.do("judge", inputs, work)
 
 
-def prepare_plan(stage: PrepareStage) -> PreparePlan:
-    """How a data set is prepared."""
-    capacities = parse_capacities(stage.shards, stage.capacity)
-    rule = parse_split(stage.split, stage.salt)
-    return PreparePlan(rule, group=require_group(stage.group), unique=stage.unique, capacities=capacities)
+def without_engine(stage: PrepareStage) -> dict[str, Any]:
+    """What the result depends on: who does the work changes nothing."""
+    fields = msgspec.to_builtins(stage)
+    return {name: value for name, value in fields.items() if name not in ("engine", "jobs")}
+
+
+def require_preparable(stage: PrepareStage) -> None:
+    """Refuse mistakes in the table of the stage, and an engine that is not installed."""
+    options = PrepareOptions(**msgspec.structs.asdict(stage))
+    options.plan(() if options.is_measured else options.capacities())
+    options.make_engine()
 
 
 def require_possible(workflow: Workflow) -> Plan:
@@ -247,7 +255,7 @@ def require_possible(workflow: Workflow) -> Plan:
         require_amount(stage.episodes, stage.steps, stage.cut)
         workflow.behaviours()
         collecting_plan(workflow.given)
-    prepare_plan(workflow.plan.prepare or PrepareStage())
+    require_preparable(workflow.plan.prepare or PrepareStage())
     plan = learning_plan(workflow.given, LATER)
     is_on_ray(plan)  # an error if Ray is not installed
     return plan

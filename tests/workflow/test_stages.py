@@ -59,6 +59,21 @@ def test_a_data_set_that_is_split_is_used_as_it_is(tmp_path: Path) -> None:
     assert other["data"]["source"] == report["data"]["version"]
 
 
+def test_strata_keys_and_engines_are_those_of_data_prepare(tmp_path: Path) -> None:
+    ids = [row.id for row in make_dataset(tmp_path / "raw", [20] * 60).index]
+    (tmp_path / "sites.csv").write_text("id,key\n" + "".join(f"{id},{n % 3}\n" for n, id in enumerate(ids)))
+    prepare = f'[prepare]\nstrata = "key"\nkeys = "{tmp_path / "sites.csv"}"\njobs = 1\n'
+    text = f'env = "Logs-v0"\ndata = "{tmp_path / "raw"}"\n{prepare}' + PLAN[PLAN.index("[learn]") :]
+    first = run(tmp_path, text)
+    made = open_dataset(str(next((tmp_path / "out").glob("prepared-*"))))
+    assert made.manifest.settings["strata"] == "key"
+    assert skipped(run(tmp_path, text, prepare__jobs="2"))[2]  # who does the work changes nothing
+    (tmp_path / "sites.csv").write_text("id,key\n" + "".join(f"{id},{n % 2}\n" for n, id in enumerate(ids)))
+    changed = run(tmp_path, text)
+    assert not skipped(changed)[2]
+    assert changed["data"]["version"] != first["data"]["version"]
+
+
 def test_another_version_of_qfleet_learns_anew_from_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +109,9 @@ def test_the_same_settings_in_other_words_are_the_same_run(tmp_path: Path) -> No
         ({"collect__policy": "nobody"}, "nobody"),
         ({"prepare__split": "50/50"}, "is no split"),
         ({"prepare__group": "moon"}, "group"),
+        ({"prepare__strata": "return:0"}, "strata"),
+        ({"prepare__strata": "key"}, "--keys FILE goes with"),
+        ({"prepare__file_bytes": "5"}, "--file-bytes 5 is not possible"),
         ({"collect__episodes": "0"}, "episodes"),
         ({"collect__episodes__more": "1"}, "no table of a stage"),
         ({"collect__episodes": "10000000000"}, "episodes"),

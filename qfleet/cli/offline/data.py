@@ -57,7 +57,8 @@ def prepare(
     json: Json = False,
 ) -> int:
     """Split a data set by its episodes, and compute the statistics of every split."""
-    from qfleet.cli.offline.preparing import PrepareOptions, prepare_by_options
+    from qfleet.cli.offline.preparing import prepare_by_options
+    from qfleet.distributed.preparing.options import PrepareOptions
 
     options = PrepareOptions(
         split=split,
