@@ -111,5 +111,6 @@ def test_extras_that_messages_name_exist() -> None:
         "minari",
         "s3",
         "hdfs",
+        "spark",
     } == named
     assert named <= extras.keys()

@@ -11,7 +11,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from qfleet.data import Array, join_actions, split_actions
+from qfleet.act.probabilities import epsilon_greedy_probability, softmax_probability
+from qfleet.data import Array, join_actions
 from qfleet.errors import UsageError
 from qfleet.plan import schema
 from qfleet.plan.schema import Algo
@@ -84,16 +85,6 @@ def best_or_random(
     return action
 
 
-def epsilon_greedy_probability(
-    action: Array, values: Array, epsilon: float | Array, mask: Array | None, counts: tuple[int, ...]
-) -> Array:  # -> [B]
-    """The probability with which `epsilon_greedy` takes these actions."""
-    num_allowed = np.prod(counts, dtype=np.float64) if mask is None else np.maximum(mask.sum(1), 1)
-    is_best = action == greedy(values, mask, counts)
-    probability: Array = np.asarray(epsilon / num_allowed + (1.0 - np.asarray(epsilon)) * is_best, np.float64)
-    return probability
-
-
 def random_integers(draw: Array, count: int) -> Array:  # [B] in [0, 1) -> [B] from 0 to count - 1
     """A uniformly random integer per lane."""
     number: Array = (draw * count).astype(np.int64)
@@ -109,20 +100,6 @@ def sample_softmax(values: Array, temperature: float, rng: np.random.Generator, 
     threshold = rng.random(values.shape[:-1]) * cumulative[..., -1]
     chosen: Array = (cumulative > threshold[..., None]).argmax(-1)
     return chosen
-
-
-def softmax_probability(
-    action: Array, values: Array, temperature: float, mask: Array | None, counts: tuple[int, ...]
-) -> Array:  # -> [B]
-    """The probability with which `sample_softmax` takes these actions."""
-    allowed = values.astype(np.float64) if mask is None else np.where(mask, values, -np.inf)
-    weights = np.exp((allowed - allowed.max(-1, keepdims=True)) / temperature)
-    shares = weights / weights.sum(-1, keepdims=True)
-    if values.ndim == 2:
-        probability: Array = shares[np.arange(len(shares)), action]
-        return probability
-    choices = np.stack(split_actions(action, counts), 1)
-    return np.asarray(np.take_along_axis(shares, choices[:, :, None], 2)[:, :, 0].prod(1))
 
 
 def linear_schedule(start: float, end: float, steps: int) -> StepSchedule:
@@ -161,7 +138,8 @@ class EpsilonGreedyExplorer:
 
     def probability(self, action: Array, values: Array, step: int, mask: Array | None) -> Array | None:
         """That of the best action, and an equal share of epsilon for every allowed one."""
-        return epsilon_greedy_probability(action, values, self.epsilons(step), mask, self.counts)
+        best = greedy(values, mask, self.counts)
+        return epsilon_greedy_probability(action, best, self.epsilons(step), mask, self.counts)
 
     def epsilon(self, step: int) -> float | None:
         """The mean over the lanes."""

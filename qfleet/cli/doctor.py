@@ -34,6 +34,7 @@ EXTRAS = {
     "s3": ("s3fs", "s3fs"),
     "hdfs": ("hdfs_native", "hdfs-native"),
     "ray": ("ray", "ray"),
+    "spark": ("pyspark", "pyspark"),
     "mpi": ("mpi4py", "mpi4py"),
 }
 LEAST_FREE_BYTES = 1_000_000_000

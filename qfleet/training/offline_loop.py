@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 from qfleet.build.components import Components
 from qfleet.data import Tick
-from qfleet.learn import run_learner
+from qfleet.learn import Learner, run_learner
 from qfleet.learn.offline.dataset_source import DatasetSource
 from qfleet.learn.offline.sampled_source import SampledSource
+from qfleet.learn.parameters_hash import parameters_hash
 from qfleet.system.timers import Stopwatch
 from qfleet.training.channels import LatestWeights, RolloutQueue
+from qfleet.training.log.run_log import RunLog
 
 
 class OfflineLoop:
@@ -35,3 +37,11 @@ class OfflineLoop:
 
     def poll(self) -> None:
         """Do nothing: there are no other processes."""
+
+
+def record_first_parameters(components: Components, run_log: RunLog) -> None:
+    """Write the hash of the parameters that a run on data starts with into its events."""
+    learner = components.learner
+    if isinstance(learner, Learner):
+        found = parameters_hash(learner.online_tensors)
+        run_log.events.event("first_parameters", sha256=found, learners=components.plan.learners.num)

@@ -9,8 +9,7 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.build.components import Components
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Tick
-from qfleet.learn import Diverging, Learner
-from qfleet.learn.parameters_hash import parameters_hash
+from qfleet.learn import Diverging
 from qfleet.plan import sync_switches
 from qfleet.plan.schema import Plan
 from qfleet.plan.traits import learns_from_data
@@ -118,7 +117,10 @@ class Trainer:
         while True:
             try:
                 self.components.actor.start()
-                record_first_parameters(self.components, self.run_log)
+                if learns_from_data(self.plan):
+                    from qfleet.training.offline_loop import record_first_parameters  # an extra
+
+                    record_first_parameters(self.components, self.run_log)
                 return self.saver.save()
             except WorkerLost as cause:
                 self.recovery.restart_replay(cause)
@@ -323,11 +325,3 @@ class Trainer:
             self.callbacks.close()
         if "evaluation" in vars(self):
             self.evaluation.evaluator.close()
-
-
-def record_first_parameters(components: Components, run_log: RunLog) -> None:
-    """Write the hash of the parameters that a run on data starts with into its events."""
-    learner = components.learner
-    if learns_from_data(components.plan) and isinstance(learner, Learner):
-        found = parameters_hash(learner.online_tensors)
-        run_log.events.event("first_parameters", sha256=found, learners=components.plan.learners.num)

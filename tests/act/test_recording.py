@@ -1,26 +1,24 @@
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from qfleet.datasets.format import RecordedEpisode
-from qfleet.envs import TRAIN, make_world
+from qfleet.datasets.format import RecordedEpisode, open_dataset
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
-from qfleet.workflow.collecting import Behaviour, parse_behaviour, record
+from qfleet.workflow.collecting import Behaviour, collect, parse_behaviour
 
 
-def recorded(env_id: str, num: int, **overrides: object) -> list[RecordedEpisode]:
+def recorded(folder: Path, env_id: str, num: int, **overrides: object) -> list[RecordedEpisode]:
     plan = make_plan(env_id, overrides={"env.num": 3, **overrides})
-    with closing(make_world(plan.env, seed=0, stream=TRAIN, num=3)) as world:
-        return list(islice(record(plan, world, Behaviour("random", 1.0), num, False), num))
+    collect(plan, str(folder / "data"), Behaviour("random", 1.0), episodes=num)
+    dataset = open_dataset(str(folder / "data"))
+    return [episode for file in dataset.files() for episode in dataset.episodes(file)]
 
 
-def test_episodes_are_those_of_the_environment() -> None:
+def test_episodes_are_those_of_the_environment(tmp_path: Path) -> None:
     """Cart and pole move as the recorded actions say, and the reward is 1 per step."""
-    for episode in recorded("CartPole-v1", 7):
+    for episode in recorded(tmp_path, "CartPole-v1", 7):
         obs = episode.observations["obs"]
         assert len(obs) == episode.num_steps + 1
         assert episode.terminated
@@ -33,15 +31,15 @@ def test_episodes_are_those_of_the_environment() -> None:
         np.testing.assert_array_equal(episode.probability, 0.5)
 
 
-def test_every_lane_plays_as_many_episodes() -> None:
-    ids = [episode.id for episode in recorded("CartPole-v1", 7)]
+def test_every_lane_plays_as_many_episodes(tmp_path: Path) -> None:
+    ids = [episode.id for episode in recorded(tmp_path, "CartPole-v1", 7)]
     lanes = [id.split("-")[1] for id in ids]
     assert sorted(lanes.count(lane) for lane in set(lanes)) == [2, 2, 3]
     assert len(set(ids)) == 7
 
 
-def test_truncated_episodes_are_told_from_terminated_ones() -> None:
-    episodes = recorded("CartPole-v1", 6, **{"env.options.max_episode_steps": 8})
+def test_truncated_episodes_are_told_from_terminated_ones(tmp_path: Path) -> None:
+    episodes = recorded(tmp_path, "CartPole-v1", 6, **{"env.options.max_episode_steps": 8})
     cut = [episode for episode in episodes if episode.num_steps == 8]
     assert cut
     assert all(episode.truncated or episode.terminated for episode in cut)

@@ -6,7 +6,7 @@ import pytest
 
 from qfleet import resume, train
 from qfleet.act import recording
-from qfleet.build import run_recorder
+from qfleet.build.offline import run_recorder
 from qfleet.datasets.format import open_dataset
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import make_plan

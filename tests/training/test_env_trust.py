@@ -288,7 +288,8 @@ def connects(run: Path, plan: Plan) -> bool:
 
 
 def test_places_are_named_by_settings_that_are_used() -> None:
-    assert trusted_settings(away()) == {path: AWAY[path] for path in TRUSTED}
+    recording = make_plan("CartPole-v1", overrides={**AWAY, "save.dataset": "/data/recorded"})
+    assert trusted_settings(recording) == {path: {**AWAY, "save.dataset": "/data/recorded"}[path] for path in TRUSTED}
     assert trusted_settings(away(allow_no_token=False)) == {"runtime.address": "10.0.0.1:6379"}
     assert trusted_settings(make_plan("CartPole-v1", overrides={"runtime.type": "ray", "actors.num": 2})) == {}
     assert trusted_settings(make_plan("CartPole-v1")) == {}

@@ -153,7 +153,6 @@ def test_the_environment_must_be_that_of_the_data(prepared: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("runtime.type", "processes"),
         ("population.num", 2),
         ("algo.bonus.type", "count"),
         ("algo.anneal.type", "exponential"),

@@ -190,7 +190,10 @@ def test_scores_on_recorded_episodes_lower_the_rate_grow_the_batch_and_end_the_r
     assert batches[:2] == [(32, 64), (64, 100)]
     assert any(row["setting"] == "optim.learning_rate" for row in changes)
     progress = [row for row in run.metrics if row["kind"] == "progress"]
-    assert progress[-1]["batch_size"] == 100
+    grown = [row["env_steps"] for row in changes if row["setting"] == "algo.batch_size"]
+    for row in progress:
+        assert row["batch_size"] == [32, 64, 100][sum(steps < row["env_steps"] for steps in grown)]
+    assert progress[-1]["batch_size"] > 32
 
 
 def test_a_batch_that_grew_leaves_no_step_out(prepared: Path, tmp_path: Path) -> None:

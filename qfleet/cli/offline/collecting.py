@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import compose_arguments, parse_count, refuse_json_with_quiet
-from qfleet.cli.offline.progress import CountProgress
 from qfleet.cli.output import echo
 from qfleet.errors import UsageError
 from qfleet.plan import read_plan
@@ -69,6 +68,8 @@ def collect(
 @contextmanager
 def _shown(url: str, num_episodes: int | None, num_steps: int | None, quiet: bool) -> Iterator[Show]:
     """Shows how far the collection is; says what is left of one that was stopped."""
+    from qfleet.cli.offline.progress import CountProgress
+
     progress = CountProgress("collect", "steps" if num_episodes is None else "episodes")
 
     def show(episodes: int, steps: int) -> None:

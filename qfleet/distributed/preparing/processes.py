@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TypeAlias
 
-from qfleet.datasets.prepare import Work
+from qfleet.datasets.prepare import LocalEngine, Work
 from qfleet.distributed.preparing.messages import DoOrder, PreparingReply, PreparingRequest, as_arrays, content_of
 from qfleet.distributed.preparing.worker import preparing_main
 from qfleet.distributed.worker.handle import WorkerHandle
@@ -46,7 +46,10 @@ class ProcessEngine:
     launch: Launch = launch_worker
 
     def map(self, work: Work, orders: Sequence[bytes]) -> Iterator[bytes]:
-        """The answers, in the order of the orders."""
+        """The answers, in the order of the orders; a single one is worked on here."""
+        if len(orders) == 1:
+            yield from LocalEngine().map(work, orders)
+            return
         shift = _Shift(work, orders, self.launch)
         try:
             for number in range(min(self.jobs, len(orders))):

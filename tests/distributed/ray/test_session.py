@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from qfleet.distributed.local_run import is_on_ray
@@ -190,6 +191,7 @@ class TestWithRay:
         seen: list[ActorSetup] = []
         monkeypatch.setattr(ActorHost, "act", lambda self, setup, *links: seen.append(setup))
         run = tmp_path / "elsewhere"
+        plan = msgspec.json.encode(make_plan("CartPole-v1"))
         files = (str(run / "logs" / "actor-1.log"), str(run / "history" / "actor-1-000000.jsonl"))
-        assert ActorHost().run(ActorSetup(b"", 1, 0, b"", *files), None, (), None) == b""  # type: ignore[arg-type]
+        assert ActorHost().run(ActorSetup(plan, 1, 0, b"", *files), None, (), None, {}) == b""  # type: ignore[arg-type]
         assert [(setup.log, setup.history) for setup in seen] == [(None, None)]

@@ -476,7 +476,7 @@ ALONE = [
         Refused(
             f"runtime.type=ray env.num=2 learners.num=2 learners.bundles=true runtime.{name}={value}",
             f"runtime.{name}={value} (command line) has no effect",
-            "With learners.bundles every learner acts itself: there are no other actors.",
+            "Of a data set nobody acts, and with learners.bundles every learner itself: there are no other actors.",
             f"Leave runtime.{name} out.",
         )
         for name, value in (
