@@ -17,6 +17,7 @@ from tests.datasets.convert.cases import ACTIONS, OBSERVATIONS, episodes_of, mad
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MINARI = "minari[create,hdf5,arrow]==0.5.4"
+PILLOW = "pillow>=11.0"  # which its Arrow storage imports, and none of these extras brings
 READ = """
 import json
 import sys
@@ -50,7 +51,9 @@ def minari_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("minari")
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, timeout=120)
     python = str(place / "bin/python")
-    done = subprocess.run([python, "-m", "pip", "-q", "install", MINARI], capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        [python, "-m", "pip", "-q", "install", MINARI, PILLOW], capture_output=True, text=True, timeout=400
+    )
     if done.returncode:
         pytest.skip(f"{MINARI} cannot be installed: {done.stderr[-300:]}")
     return python
