@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qfleet.datasets.format.writer import EpisodeWriter
+from qfleet.datasets.format import BlockWriter, EpisodeWriter
 from qfleet.datasets.prepare import preparing
 from qfleet.training.evaluation import on_data
 from qfleet.training.trainer import Trainer
 from qfleet.workflow.plan import read_workflow
 from qfleet.workflow.stages import run_workflow
 
-ADDED = {"collect": 30, "import": 60, "prepare": 25}
+ADDED = {"collect": 1, "import": 60, "prepare": 25}
 UPDATES = 47
 
 
@@ -40,6 +40,8 @@ def die_in(stage: str) -> None:
         preparing.publish = die_at(1, preparing.publish)
     elif stage == "judge":
         on_data.fitted_q_estimate = die_at(1, on_data.fitted_q_estimate)
+    elif stage == "collect":
+        BlockWriter.add = die_at(ADDED[stage], BlockWriter.add)  # type: ignore[method-assign]
     else:
         EpisodeWriter.add = die_at(ADDED[stage], EpisodeWriter.add)  # type: ignore[method-assign]
 

@@ -94,12 +94,12 @@ def test_under_faults_no_byte_is_lost_and_the_version_is_the_same(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = make_dataset(tmp_path / "raw", [5] * 40, file_bytes=400)
-    version = prepare_dataset(local, str(tmp_path / "ready"), PreparePlan())
+    version = prepare_dataset(local, str(tmp_path / "ready"), PreparePlan(file_bytes=400))
     store = FaultyStore(real_connect(), 0.2)
     monkeypatch.setattr(s3, "connect", lambda: store)
     monkeypatch.setattr(remote_folder, "ATTEMPTS", 12)
     url = f"s3://{bucket}/ready"
-    assert prepare_dataset(local, url, PreparePlan()) == version
+    assert prepare_dataset(local, url, PreparePlan(file_bytes=400)) == version
     dataset = open_dataset(url)
     assert validate_dataset(dataset) == []
     assert open_dataset(url).version == version

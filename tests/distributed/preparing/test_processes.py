@@ -107,7 +107,9 @@ class MurderousEngine:
         return self.workers[number]
 
 
-@pytest.mark.parametrize("num", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize(
+    "num", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)])]
+)
 def test_killed_workers_do_not_change_the_result(tmp_path: Path, num: int) -> None:
     dataset = make_dataset(tmp_path / "raw", LENGTHS, file_bytes=2_000)
     version = prepare_dataset(dataset, str(tmp_path / "whole"), PLAN)
@@ -140,9 +142,17 @@ def written_since(target: Path, since_ns: int) -> bool:
     return data.exists() and any(file.stat().st_mtime_ns >= since_ns for file in data.glob("*.parquet"))
 
 
+MANY = [pytest.mark.slow, pytest.mark.soak]
+
+
 @pytest.mark.parametrize(
     ("num_kills", "jobs"),
-    [(1, 1), pytest.param(40, 1, marks=pytest.mark.slow), pytest.param(30, 2, marks=pytest.mark.slow)],
+    [
+        (1, 1),
+        pytest.param(5, 2, marks=pytest.mark.slow),
+        pytest.param(40, 1, marks=MANY),
+        pytest.param(30, 2, marks=MANY),
+    ],
 )
 @pytest.mark.timeout(600)
 def test_a_command_that_is_killed_anywhere_ends_with_the_same_version(
