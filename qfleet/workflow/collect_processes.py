@@ -57,7 +57,6 @@ class CollectSetup:
     behaviours: tuple[Behaviour, ...]
     amount: Amount
     worker: int
-    trust_env: bool
     connection: Connection
 
 
@@ -80,6 +79,7 @@ def collect_in_processes(
         make_playing_world(msgspec.structs.replace(plan, env=msgspec.structs.replace(plan.env, num=1)))
     ) as one:
         description = describe_world(plan, one)
+        load_policies(behaviours, plan.env.id, one.spec, trust_env)  # what is refused is refused here
     context = fork_server(ROLES)
     num = num_senders(plan)
     with ExitStack() as stack:
@@ -87,9 +87,7 @@ def collect_in_processes(
         for number in range(num):
             ours, theirs = Pipe(duplex=False)
             share = amount.share(number, num)
-            setup = CollectSetup(
-                msgspec.json.encode(plan), place.url, tuple(behaviours), share, number, trust_env, theirs
-            )
+            setup = CollectSetup(msgspec.json.encode(plan), place.url, tuple(behaviours), share, number, theirs)
             options = WorkerOptions(starts_processes=True)
             process = WorkerProcess(context, f"collect-{number}", collect_until_enough, setup, options)
             stack.callback(process.close)
@@ -165,7 +163,7 @@ def collect_until_enough(setup: CollectSetup) -> None:
     place = open_place(setup.url)
     reports = _Reports(setup.connection)
     with closing(make_own_world(plan, setup.worker, 0)) as world:
-        parts = load_policies(setup.behaviours, plan.env.id, world.spec, setup.trust_env)
+        parts = load_policies(setup.behaviours, plan.env.id, world.spec, trust_env=True)
         recording = make_recording(plan, world, parts, setup.amount, reports.show, setup.worker)
         reports.send(CollectedSoFar(0, 0))
         writer = BlockWriter(place, describe_world(plan, world), plan.seed, prefix=f"a{setup.worker:03d}-")
