@@ -30,7 +30,7 @@ class Axis:
         return self.begin + min(1.0, max(0.0, share)) * (self.end - self.begin)
 
     def ticks(self, num: int = 5) -> list[float]:
-        """About so many round values on it."""
+        """Round values on it, about the wanted number."""
         step = round_step((self.high - self.low) / num)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)

@@ -33,11 +33,11 @@ def collect(
     show: Show = lambda episodes, steps: None,
     warn: Callable[[str], object] = lambda text: None,
 ) -> str:
-    """Record whole episodes until there are so many of them, or until they have so many steps; returns the version.
+    """Record whole episodes up to a number of episodes or of steps; returns the version.
 
     Of a mixture, `behaviour` has several policies; their shares are those of episodes, or with `steps` of steps. `cut`:
-    end at exactly so many steps, with the last episodes cut off. With a runtime of processes every actor records in a
-    process of its own.
+    end at exactly that number of steps, with the last episodes cut off. With a runtime of processes every actor records
+    in a process of its own.
     """
     require_amount(episodes, steps, cut)
     behaviours = [behaviour] if isinstance(behaviour, Behaviour) else list(behaviour)

@@ -24,7 +24,7 @@ Show = Callable[[int, int], object]  # is given the episodes and steps so far
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much is recorded: evenly many episodes of all lanes, or steps; `cut`: exactly so many."""
+    """How much is recorded: evenly many episodes of all lanes, or steps; `cut`: exactly that number."""
 
     episodes: int | None = None
     steps: int | None = None

@@ -40,7 +40,7 @@ class Sketch(msgspec.Struct, forbid_unknown_fields=True):
     counts: Annotated[list[BucketCount], Meta(max_length=MAX_BUCKETS)]
 
     def problem(self, count: int) -> str | None:
-        """Why this is no sketch of so many values; None if it is one."""
+        """Why this cannot be a sketch of this number of values; None if it can."""
         if len(self.buckets) != len(self.counts):
             return f"a sketch has {len(self.buckets):,} buckets and {len(self.counts):,} counts"
         if (np.diff(self.buckets) <= 0).any():

@@ -243,7 +243,7 @@ def statistics_problem(
 
 
 def _moments_problem(moments: Moments, size: int, rows: int) -> str | None:
-    """Why these are no moments of so many rows of so many numbers."""
+    """Why these cannot be the moments of this number of rows and elements."""
     elements = size if size <= MAX_ELEMENTS else 1
     lists = (moments.count, moments.mean, moments.m2, moments.min, moments.max)
     if {len(each) for each in lists} != {elements}:

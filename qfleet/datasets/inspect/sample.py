@@ -27,7 +27,7 @@ def sample_observations(dataset: Dataset, split: str, num: int) -> dict[str, Arr
 
 
 def _even(num: int, most: int) -> Array:
-    """At most so many of the numbers below `num`, at even distances."""
+    """Numbers below `num` at even distances, at most the wanted count."""
     return np.unique(np.linspace(0, num - 1, min(num, most)).astype(np.int64)) if num else np.zeros(0, np.int64)
 
 

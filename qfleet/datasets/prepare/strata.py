@@ -21,7 +21,7 @@ INDEX_KEYS = ("world", "behaviour", "seed")
 
 @dataclass(frozen=True, slots=True)
 class StrataRule:
-    """What makes the strata: a key, or so many quantiles of the return. Empty: there are none."""
+    """What makes the strata: a key, or a number of quantiles of the return. Empty: there are none."""
 
     key: str = ""
     quantiles: int = 0

@@ -101,7 +101,7 @@ def _bytes_by_part(index: Sequence[IndexRow], part_of: dict[str, Part], rules: F
 
 
 def unit_bytes(num_bytes: Sequence[int], file_bytes: int) -> int:
-    """How many bytes a unit should read, for a data set that has so many in each part."""
+    """How many bytes a unit should read, from the bytes in each part of the data set."""
     total = sum(num_bytes)
     if not total:
         return file_bytes

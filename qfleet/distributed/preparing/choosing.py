@@ -15,7 +15,7 @@ MAX_JOBS = 1_000
 
 
 def make_engine(name: str, jobs: int | None = None, address: str | None = None) -> Engine:
-    """The engine of this name with so many processes, by default one per core; `address` is that of a Ray cluster."""
+    """The engine of this name with `jobs` processes, by default one per core; `address` is that of a Ray cluster."""
     if name not in get_args(EngineName):
         raise UsageError(
             f"--engine {name} is not known",
