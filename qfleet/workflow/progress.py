@@ -24,7 +24,7 @@ class StageProgress:
         self.said = self.began
 
     def show(self, done: int, num: int | None, unit: str) -> None:
-        """So many are done, of `num` if that is known."""
+        """Show how many are done, of `num` if that is known."""
         now = self.clock()
         if now - self.said < EVERY_SECONDS or not done:
             return

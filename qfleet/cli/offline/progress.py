@@ -28,7 +28,7 @@ class CountProgress:
         self.shown = self.began
 
     def show(self, done: int, num: int) -> None:
-        """So many of `num` are done."""
+        """Show that `done` of `num` are done."""
         now = self.clock()
         if now - self.shown < (LIVE_EVERY_SECONDS if self.is_live else PLAIN_EVERY_SECONDS):
             return

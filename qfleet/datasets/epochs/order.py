@@ -25,7 +25,7 @@ _ROWS = 1  # stream of the order in a shard
 
 @lru_cache(maxsize=256)
 def interleaved(counts: tuple[int, ...]) -> tuple[Array, Array]:
-    """So many transitions of each queue, mixed as evenly as possible: the queue of each, and its number in it."""
+    """A number of transitions from each queue, mixed as evenly as possible: the queue of each, and its number in it."""
     queues = np.repeat(np.arange(len(counts)), counts)
     numbers = np.concatenate([np.arange(count) for count in counts])
     order = np.argsort((numbers + 0.5) / np.asarray(counts)[queues], kind="stable")
